@@ -1,0 +1,157 @@
+"""The one tree of errors: what happened, where, why with the numbers, and how to fix it.
+
+Every message is a single line (several findings are a summary line and one indented line each), so
+that a command prints it as it is. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+__all__ = [
+    "ContractError",
+    "HpxError",
+    "InputError",
+    "LayoutError",
+    "ManyErrors",
+    "MeshError",
+    "PassError",
+    "PipelineError",
+    "PlacementMismatchError",
+    "PlanError",
+    "RenderError",
+    "TooLargeError",
+    "UnsafeInputError",
+    "UsageError",
+    "did_you_mean",
+    "nearest",
+]
+
+
+class HpxError(Exception):
+    """An error that a person can act on.
+
+    Args:
+        what: What is wrong, with the name of the thing.
+        where: Pass, step, parameter or ``plan.yaml:12``, outermost first.
+        why: The reason, with its numbers.
+        fix: What to do about it.
+    """
+
+    exit_code: ClassVar[int] = 2
+
+    def __init__(
+        self, what: str, *, where: str | None = None, why: str | None = None, fix: str | None = None
+    ) -> None:
+        self.what = what
+        self.where = where
+        self.why = why
+        self.fix = fix
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.what}" if self.where else self.what
+        if self.why:
+            text = f"{text}: {self.why}"
+        if self.fix:
+            text = f"{text.rstrip('.')}. Fix: {self.fix}"
+        return text
+
+    def located(self, where: str) -> HpxError:
+        """Put ``where`` in front of the place that the error already names; returns itself."""
+        self.where = f"{where}: {self.where}" if self.where else where
+        return self
+
+
+class UsageError(HpxError):
+    """A command or function was called in a way it does not take; or there is no such file."""
+
+
+class MeshError(HpxError):
+    """A mesh that does not parse or multiply out, or lacks an axis somebody needs."""
+
+
+class LayoutError(HpxError):
+    """A layout that does not parse, or that a mesh or a tensor cannot have."""
+
+
+class PlanError(HpxError):
+    """A plan file that does not parse, or whose rules do not fit the model."""
+
+
+class PipelineError(HpxError):
+    """A pipeline that does not parse, names an unknown pass, or has no valid order."""
+
+
+class PassError(HpxError):
+    """A pass refused the model or the request; the graph is as it was before."""
+
+
+class PlacementMismatchError(PassError):
+    """A parameter is sharded already, and not as the plan says."""
+
+
+class ContractError(HpxError):
+    """A pass broke what its own PassInfo declares; its author has to mend it."""
+
+
+class InputError(HpxError):
+    """A file that cannot be read, or is of a kind that hpx does not take."""
+
+    exit_code: ClassVar[int] = 3
+
+
+class UnsafeInputError(HpxError):
+    """A file that could run code when read, refused."""
+
+    exit_code: ClassVar[int] = 4
+
+
+class RenderError(HpxError):
+    """A picture could not be drawn: the renderer is missing or failed."""
+
+    exit_code: ClassVar[int] = 5
+
+
+class TooLargeError(HpxError):
+    """An input or a picture over its limit of size or time."""
+
+    exit_code: ClassVar[int] = 6
+
+
+class ManyErrors(HpxError):
+    """Several findings of one step, told together so that they are mended together.
+
+    Args:
+        summary: One line that counts them.
+        findings: The single errors, in the order a reader should take them.
+    """
+
+    def __init__(self, summary: str, findings: Sequence[HpxError]) -> None:
+        super().__init__(summary)
+        self.findings = tuple(findings)
+
+    def __str__(self) -> str:
+        head = f"{self.where}: {self.what}" if self.where else self.what
+        return "\n".join([head, *(f"  - {finding}" for finding in self.findings)])
+
+
+def nearest(name: str, candidates: Iterable[str], n: int = 3) -> list[str]:
+    """The candidates that look most like ``name``, best first; at most ``n``.
+
+    >>> nearest("tpp", ["dp", "tp", "ep"])
+    ['tp', 'ep', 'dp']
+    """
+    return difflib.get_close_matches(name, list(candidates), n=n, cutoff=0.4)
+
+
+def did_you_mean(name: str, candidates: Iterable[str]) -> str:
+    """A ready sentence with the nearest names, or the empty string.
+
+    >>> did_you_mean("uneve", ["uneven", "mode"])
+    'did you mean uneven?'
+    """
+    close = nearest(name, candidates)
+    return f"did you mean {', '.join(close)}?" if close else ""
