@@ -1,0 +1,1 @@
+"""The built-in passes, one per file; the framework finds them by entry point only."""

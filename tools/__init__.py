@@ -1,0 +1,1 @@
+"""The command lines of hpx: ``hpx`` and ``hpx-viz``."""
