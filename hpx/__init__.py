@@ -1,3 +1,100 @@
-"""hpx prepares a PyTorch model for tensor, expert and data parallel training."""
+"""Prepare a PyTorch model for parallel training through small passes, and explain every layout.
+
+    import hpx
+
+    plan = hpx.ShardingPlan.from_file("plan.yaml")
+    mesh = hpx.MeshSpec.parse("dp=4,tp=8,ep=16")
+    run = hpx.run(model, plan, mesh)
+    print(run.explain("model.layers.0.mlp.experts.gate_proj"))
+
+The names below are fetched when they are first used: ``import hpx`` loads neither torch nor any
+module of the package, so that the command lines answer at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from hpx.errors import (
+        ContractError,
+        HpxError,
+        InputError,
+        LayoutError,
+        ManyErrors,
+        MeshError,
+        PassError,
+        PipelineError,
+        PlacementMismatchError,
+        PlanError,
+        RenderError,
+        TooLargeError,
+        UnsafeInputError,
+        UsageError,
+    )
+    from hpx.graph.graph import ModuleGraph
+    from hpx.layout import Layout
+    from hpx.mesh import MeshSpec
+    from hpx.plan.plan import ShardingPlan
+    from hpx.run import Run, run
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "ContractError",
+    "HpxError",
+    "InputError",
+    "Layout",
+    "LayoutError",
+    "ManyErrors",
+    "MeshError",
+    "MeshSpec",
+    "ModuleGraph",
+    "PassError",
+    "PipelineError",
+    "PlacementMismatchError",
+    "PlanError",
+    "RenderError",
+    "Run",
+    "ShardingPlan",
+    "TooLargeError",
+    "UnsafeInputError",
+    "UsageError",
+    "__version__",
+    "run",
+]
+
+_HOME: Final = {
+    "Layout": "hpx.layout",
+    "MeshSpec": "hpx.mesh",
+    "ModuleGraph": "hpx.graph.graph",
+    "Run": "hpx.run",
+    "ShardingPlan": "hpx.plan.plan",
+    "run": "hpx.run",
+}  # every other public name is an error, at home in hpx.errors
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'hpx' has no attribute '{name}'")
+    value: object = getattr(importlib.import_module(_HOME.get(name, "hpx.errors")), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    """Keeps ``hpx.run`` the function: importing the submodule of that name must not rebind it."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _HOME and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
