@@ -1,0 +1,270 @@
+"""The model's module tree with names, shapes and decisions, but no data.
+
+A `ModuleGraph` is a dictionary of immutable nodes. Reading is free for everyone; writing goes
+through `hpx.graph.edit`, which only the events of a log call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpx.errors import UsageError, did_you_mean
+from hpx.graph.nodes import ModuleNode, Node, TensorNode
+
+if TYPE_CHECKING:
+    import networkx as nx
+    import torch
+
+__all__ = ["ModuleGraph"]
+
+
+class ModuleGraph:
+    """A module tree. Ids are given at import, in preorder, and never used twice.
+
+    Attributes:
+        nodes: Every node by id.
+        root: Id of the root module.
+        source: What the graph was read from, for people.
+        hints: What the model itself declares, JSON-able: ``tied`` pairs, ``config`` values.
+        has_structure: False for a tree made from names alone (a state dict): classes, attributes
+            and buffers are unknown there.
+    """
+
+    __slots__ = ("_next_id", "_signatures", "has_structure", "hints", "nodes", "root", "source")
+
+    def __init__(
+        self,
+        nodes: dict[int, Node],
+        *,
+        source: str = "",
+        hints: Mapping[str, object] | None = None,
+        has_structure: bool = True,
+        next_id: int | None = None,
+    ) -> None:
+        self.nodes = nodes
+        self.root = 0
+        self.source = source
+        self.hints: dict[str, object] = dict(hints or {})
+        self.has_structure = has_structure
+        self._next_id = len(nodes) if next_id is None else next_id
+        self._signatures: dict[object, int] = {}
+
+    # -- importers ---------------------------------------------------------------------------
+
+    @classmethod
+    def from_module(cls, model: torch.nn.Module, *, source: str = "") -> ModuleGraph:
+        """Import a module: real, meta or fake tensors, or DTensors; data is never read."""
+        from hpx.graph.from_module import graph_from_module
+
+        return graph_from_module(model, source=source)
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> ModuleGraph:
+        """Import a checkpoint, a folder of one, or a Hugging Face ``config.json``."""
+        from hpx.graph.sources import open_model
+
+        return open_model(str(path))
+
+    # -- names -------------------------------------------------------------------------------
+
+    def module(self, node_id: int) -> ModuleNode:
+        """The module with this id."""
+        node = self.nodes[node_id]
+        assert isinstance(node, ModuleNode)
+        return node
+
+    def tensor(self, node_id: int) -> TensorNode:
+        """The parameter, buffer or tensor attribute with this id."""
+        node = self.nodes[node_id]
+        assert isinstance(node, TensorNode)
+        return node
+
+    def _join(self, parent: int, name: str, *, registered: bool) -> str:
+        parts = [] if not name else [name]
+        nodes = self.nodes
+        # The name of a wrapper's child is a detail of the wrapper, not of the model.
+        owner = nodes.get(parent)
+        if not registered and isinstance(owner, ModuleNode) and owner.spec.wrapper == name:
+            parts = []
+        while parent >= 0:
+            node = nodes[parent]
+            above = nodes.get(node.parent)
+            hidden = isinstance(above, ModuleNode) and above.spec.wrapper == node.name
+            if node.name and (registered or not hidden):
+                parts.append(node.name)
+            parent = node.parent
+        parts.reverse()
+        return ".".join(parts)
+
+    def path(self, node_id: int) -> str:
+        """The canonical name: dotted, without wrapper parts; empty for the root."""
+        node = self.nodes[node_id]
+        return self._join(node.parent, node.name, registered=False)
+
+    def registered_path(self, node_id: int) -> str:
+        """The name as ``get_submodule`` takes it, wrapper parts included."""
+        node = self.nodes[node_id]
+        return self._join(node.parent, node.name, registered=True)
+
+    def edge_path(self, parent: int, name: str) -> str:
+        """The canonical name of a place in the tree."""
+        return self._join(parent, name, registered=False)
+
+    def paths(self, node_id: int) -> list[str]:
+        """Every name of the node: its own edges under every name of the modules above."""
+        node = self.nodes[node_id]
+        found: list[str] = []
+        for parent, name in ((node.parent, node.name), *node.more):
+            if parent < 0:
+                return [""]
+            owner = self.nodes[parent]
+            hidden = isinstance(owner, ModuleNode) and owner.spec.wrapper == name
+            for prefix in self.paths(parent) if self._has_shared_above(parent) else [None]:
+                if prefix is None:
+                    found.append(self.edge_path(parent, name))
+                else:
+                    found.append(prefix if hidden else f"{prefix}.{name}" if prefix else name)
+        return list(dict.fromkeys(found))
+
+    def _has_shared_above(self, node_id: int) -> bool:
+        while node_id >= 0:
+            node = self.nodes[node_id]
+            if node.more:
+                return True
+            node_id = node.parent
+        return False
+
+    def find(self, path: str) -> int | None:
+        """The node with this name, by registered names; wrapper parts may be left out or given."""
+        current = self.root
+        for part in path.split(".") if path else []:
+            found = self._child(current, part)
+            if found is None:
+                return None
+            current = found
+        return self._unwrap(current) if path else current
+
+    def _child(self, node_id: int, part: str) -> int | None:
+        node = self.nodes[node_id]
+        while isinstance(node, ModuleNode):
+            if part in node.children:
+                return node.children[part]
+            if node.spec.wrapper is None:
+                return None
+            node = self.nodes[node.children[node.spec.wrapper]]
+        return None
+
+    def _unwrap(self, node_id: int) -> int:
+        node = self.nodes[node_id]
+        while isinstance(node, ModuleNode) and node.spec.wrapper is not None:
+            node = self.nodes[node.children[node.spec.wrapper]]
+        return node.id
+
+    def get(self, path: str) -> Node:
+        """The node with this name.
+
+        Raises:
+            UsageError: No such name; the message has the nearest ones.
+        """
+        found = self.find(path)
+        if found is None:
+            raise UsageError(f"there is no '{path}' in {self.source or 'the model'}",
+                             fix=did_you_mean(path, self._names_near(path)) or None)
+        return self.nodes[found]
+
+    def _names_near(self, path: str) -> list[str]:
+        """Names below the deepest part of ``path`` that exists, and all that end like it."""
+        current, known = self.root, ""
+        for part in path.split("."):
+            found = self._child(current, part)
+            if found is None or isinstance(self.nodes[found], TensorNode):
+                break
+            current = found
+            known = f"{known}.{part}" if known else part
+        rest = path.removeprefix(known).lstrip(".").split(".")[1:]
+        names: list[str] = []
+        for child in self.children(self._unwrap(current)):
+            near = ".".join([self.path(child.id), *rest])
+            names.append(near if self.find(near) is not None else self.path(child.id))
+        return names
+
+    # -- walks -------------------------------------------------------------------------------
+
+    def walk(self, start: int | None = None) -> Iterator[Node]:
+        """Nodes in preorder, each once, without recursion."""
+        nodes = self.nodes
+        todo = [self.root if start is None else start]
+        while todo:
+            node = nodes[todo.pop()]
+            yield node
+            if isinstance(node, ModuleNode):
+                here = node.id
+                owned = [
+                    child
+                    for name, child in node.children.items()
+                    if nodes[child].parent == here and nodes[child].name == name
+                ]
+                owned.reverse()
+                todo.extend(owned)
+
+    def modules(self, start: int | None = None) -> Iterator[ModuleNode]:
+        """The modules of a walk."""
+        return (node for node in self.walk(start) if isinstance(node, ModuleNode))
+
+    def parameters(self, start: int | None = None) -> Iterator[TensorNode]:
+        """The parameters of a walk, each tied group once."""
+        return (
+            node
+            for node in self.walk(start)
+            if isinstance(node, TensorNode) and node.kind == "parameter"
+        )
+
+    def buffers(self, start: int | None = None) -> Iterator[TensorNode]:
+        """The buffers of a walk."""
+        return (
+            node
+            for node in self.walk(start)
+            if isinstance(node, TensorNode) and node.kind == "buffer"
+        )
+
+    def children(self, node_id: int) -> list[Node]:
+        """The children of a module, second edges included, in order."""
+        node = self.nodes[node_id]
+        if isinstance(node, TensorNode):
+            return []
+        return [self.nodes[child] for child in node.children.values()]
+
+    def copy(self) -> ModuleGraph:
+        """An independent graph; nodes are values, so this copies one dictionary."""
+        twin = ModuleGraph(
+            dict(self.nodes),
+            source=self.source,
+            hints=self.hints,
+            has_structure=self.has_structure,
+            next_id=self._next_id,
+        )
+        twin._signatures = self._signatures
+        return twin
+
+    def take_id(self) -> int:
+        """A fresh id for a derived node."""
+        self._next_id += 1
+        return self._next_id - 1
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ModuleGraph) and self.nodes == other.nodes
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"ModuleGraph({self.source or 'model'}, {len(self.nodes)} nodes)"
+
+    # -- views -------------------------------------------------------------------------------
+
+    def to_networkx(self) -> nx.MultiDiGraph:
+        """The graph for networkx: nodes by id, edges ``contains`` and ``alias``."""
+        from hpx.graph.network import to_networkx
+
+        return to_networkx(self)
