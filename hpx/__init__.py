@@ -77,12 +77,14 @@ _HOME: Final = {
 }  # every other public name is an error, at home in hpx.errors
 
 
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module 'hpx' has no attribute '{name}'")
-    value: object = getattr(importlib.import_module(_HOME.get(name, "hpx.errors")), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # checkers see the imports above, and report a name that is not there
+
+    def __getattr__(name: str) -> object:
+        if name not in __all__:
+            raise AttributeError(f"module 'hpx' has no attribute '{name}'")
+        value: object = getattr(importlib.import_module(_HOME.get(name, "hpx.errors")), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

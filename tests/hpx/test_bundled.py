@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -37,7 +38,7 @@ def test_the_large_moe_has_671_billion_elements_and_no_storage(moe_671b: CausalL
 
 @pytest.mark.parametrize("factory", [bundled.tiny_llama, bundled.tiny_moe])
 def test_a_tiny_model_computes_scores_and_a_gradient_for_every_parameter(
-    factory: type[CausalLM], ids: torch.Tensor
+    factory: Callable[[], CausalLM], ids: torch.Tensor
 ) -> None:
     model = factory()
     scores = model(ids)
