@@ -19,7 +19,7 @@ export PYTHONSAFEPATH := 1
 .PHONY: help demo test lint types wheel pytest clean
 
 help:
-	@echo "make demo    plan a 671B mixture of experts on 16,384 ranks, draw it; files in $(DEMO)/"
+	@echo "make demo    plan a 671B mixture of experts on 256 ranks, explain and draw it; files in $(DEMO)/"
 	@echo "make test    style, types, the wheel in a clean environment, tests"
 	@echo "make lint, make types, make wheel, make pytest [ARGS=...]    one of these alone"
 
