@@ -1,0 +1,64 @@
+"""Read and write small text files with errors that a person can act on."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from hpx.errors import InputError, UsageError
+
+__all__ = ["read_text", "write_bytes", "write_text"]
+
+
+def read_text(path: Path) -> str:
+    """The text of a UTF-8 file.
+
+    Raises:
+        UsageError: There is no such file, or it may not be read.
+        InputError: It is not text.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UsageError(f"no such file: {path}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not a text file") from None
+    except OSError as error:
+        raise UsageError(f"cannot read {path}", why=error.strerror) from None
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Write a UTF-8 file whole or not at all."""
+    return write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, data: bytes) -> Path:
+    """Write a file whole or not at all: an existing one is replaced only on success.
+
+    Raises:
+        UsageError: The place cannot be written.
+    """
+    try:
+        if path.exists() and not path.is_file():  # a device or a pipe cannot be replaced
+            path.write_bytes(data)
+            return path
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(data)
+            mode = path.stat().st_mode if path.exists() else 0o666 & ~_umask()
+            os.chmod(temporary, mode & 0o777)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise UsageError(f"cannot write {path}", why=error.strerror) from None
+    return path
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,146 @@
+"""Run passes in order over a copy of a graph: all of it, or nothing.
+
+The manager detects what holds at entry, asks `schedule` for the order, runs each pass through a
+context that logs what it does, and checks after each one that it kept its word. The graph that was
+given stays as it was, whether the run succeeds or fails.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, NamedTuple
+
+from hpx.errors import ContractError, HpxError
+from hpx.graph.graph import ModuleGraph
+from hpx.graph.nodes import ModuleNode
+from hpx.pipeline.context import PassContext, Problem
+from hpx.pipeline.info import Fact, Pass
+from hpx.pipeline.request import Request
+from hpx.pipeline.schedule import Schedule, schedule
+from hpx.provenance import Event, Provenance
+
+__all__ = ["PassManager", "Result", "StepTiming"]
+
+Progress = Callable[[int, int, str], None]
+"""Called before each step with its number, the number of steps, and its name."""
+
+
+class StepTiming(NamedTuple):
+    """What one step took: seconds, events, and nodes that its events name."""
+
+    step: int
+    name: str
+    seconds: float
+    events: int
+    nodes: int
+
+
+class Result(NamedTuple):
+    """What a pass manager hands back: the new graph, the log and what led there."""
+
+    graph: ModuleGraph
+    log: Provenance
+    schedule: Schedule
+    facts: tuple[str, ...]
+    problems: tuple[Problem, ...]
+    timings: tuple[StepTiming, ...]
+
+
+class PassManager:
+    """Holds a pipeline and runs it.
+
+    >>> PassManager([]).schedule().steps
+    ()
+    """
+
+    def __init__(self, passes: Sequence[Pass], *, order: Literal["auto", "given"] = "auto") -> None:
+        self.passes = tuple(passes)
+        self.order: Literal["auto", "given"] = order
+
+    def schedule(self, entry_facts: Iterable[str] | None = None) -> Schedule:
+        """The order that the declarations give; pure. See `hpx.pipeline.schedule`."""
+        facts = None if entry_facts is None else list(entry_facts)
+        return schedule(self.passes, facts, order=self.order)
+
+    def run(
+        self, graph: ModuleGraph, request: Request, *, progress: Progress | None = None
+    ) -> Result:
+        """Run every pass on a copy of the graph.
+
+        Raises:
+            PipelineError: There is no valid order, or a fact is missing.
+            ContractError: A pass wrote what it does not declare, or a fact that it provides does
+                not hold, or the tree is no longer sound.
+            HpxError: A pass refused; the error names the pass.
+        """
+        entry = self.facts_at_entry(graph, request)
+        plan = self.schedule(entry)
+        working = graph.copy()
+        log = Provenance()
+        problems: list[Problem] = []
+        timings: list[StepTiming] = []
+        for number, step in enumerate(plan.steps, start=1):
+            if progress is not None:
+                progress(number, len(plan.steps), step.name)
+            ctx = PassContext(working, request, log, step.pass_, step=number, name=step.name)
+            before = len(log)
+            start = time.perf_counter()
+            try:
+                step.pass_.run(working, ctx)
+            except HpxError as error:
+                raise (error if step.name in str(error) else error.located(f"pass {step.name}"))
+            if len(log) == before:
+                ctx.note("matched nothing: no decision to make here")
+            events = log.events[before:]
+            check_step(working, request, step.pass_, step.name, events)
+            seconds = time.perf_counter() - start
+            problems.extend(ctx.problems)
+            touched = sum(len(event.nodes) for event in events)
+            timings.append(StepTiming(number, step.name, seconds, len(events), touched))
+        facts = plan.facts_after[-1] if plan.steps else frozenset(entry)
+        return Result(working, log, plan, tuple(sorted(facts)), tuple(problems), tuple(timings))
+
+    def facts_at_entry(self, graph: ModuleGraph, request: Request) -> set[str]:
+        """The facts that hold already, of those that a pass of the pipeline speaks of."""
+        spoken: dict[str, Fact] = {}
+        for pass_ in self.passes:
+            for fact in pass_.info.requires | pass_.info.provides:
+                spoken[fact.name] = fact
+        return {name for name, fact in spoken.items() if not fact.holds(graph, request)}
+
+
+def check_step(
+    graph: ModuleGraph, request: Request, pass_: Pass, name: str, events: Sequence[Event]
+) -> None:
+    """What a pass promised holds, and the tree is sound where the pass touched it.
+
+    Raises:
+        ContractError: It does not.
+    """
+    for fact in sorted(pass_.info.provides, key=str):
+        against = fact.holds(graph, request)
+        if against:
+            more = f" (and {len(against) - 1} more)" if len(against) > 1 else ""
+            raise ContractError(
+                f"provides '{fact.name}', which does not hold after it",
+                where=f"pass {name}",
+                why=f"{against[0]}{more}",
+            )
+    if any(event.kind in ("derive", "remove", "alias", "rename") for event in events):
+        _check_tree(graph, name)
+
+
+def _check_tree(graph: ModuleGraph, name: str) -> None:
+    """Every edge leads to a node that knows it, every node hangs on its first edge."""
+    nodes = graph.nodes
+    for node in nodes.values():
+        if isinstance(node, ModuleNode):
+            for child_name, child_id in node.children.items():
+                child = nodes.get(child_id)
+                if child is None or (
+                    (child.parent, child.name) != (node.id, child_name)
+                    and (node.id, child_name) not in child.more
+                ):
+                    where = graph.edge_path(node.id, child_name)
+                    raise ContractError(f"left a broken edge at '{where}'", where=f"pass {name}")

@@ -1,0 +1,379 @@
+"""A run: the plan worked out on a model's graph, with the log that led there, in one file.
+
+`run` is the dry run: import, schedule, passes, checks; no tensor is touched. A `Run` answers what
+people ask of it (`explain`, `why_not`, `diff`, `at`) and is saved as ``hpx.run/1``. A loaded run
+resolves names in the folded graph of the file and expands it only when somebody asks for a graph.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from hpx._files import read_text, write_text
+from hpx.errors import InputError, UsageError
+from hpx.graph.graph import ModuleGraph
+from hpx.graph.jsonform import FoldedTree, graph_to_json
+from hpx.mesh import MeshSpec
+from hpx.params import Param, params_from_json, params_of, params_to_json
+from hpx.pipeline.context import Problem
+from hpx.pipeline.manager import PassManager, Progress, StepTiming
+from hpx.pipeline.request import Request
+from hpx.pipeline.textform import as_passes, format_pipeline
+from hpx.plan import ShardingPlan
+from hpx.provenance import Event, Provenance, replay
+from hpx.ranges import expand_ids, pack_ids
+
+if TYPE_CHECKING:
+    import torch
+
+    from hpx.diff import Diff
+    from hpx.explain import Explanation, WhyNot
+    from hpx.pipeline.info import Pass
+
+__all__ = ["SCHEMA", "Run", "run"]
+
+SCHEMA = "hpx.run/1"
+
+
+class Run:
+    """What a run decided, and why.
+
+    Attributes:
+        model: ``source``, ``num_parameters`` (tied groups once), ``num_elements``, ``bytes``.
+        mesh: The mesh.
+        plan: The plan.
+        pipeline: The text form of the pipeline.
+        options: How the run was made: ``order``.
+        schedule: ``[{step, pass, because}]``.
+        facts: The facts that hold at the end.
+        problems: What a person should look at.
+        log: The events.
+        timings: What each step took; not part of equality.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: Mapping[str, Any],
+        mesh: MeshSpec,
+        plan: ShardingPlan,
+        pipeline: str,
+        options: Mapping[str, Any],
+        schedule: Sequence[Mapping[str, Any]],
+        facts: Sequence[str],
+        problems: Sequence[Problem],
+        log: Provenance,
+        timings: Sequence[StepTiming],
+        entry: ModuleGraph | None = None,
+        graph: ModuleGraph | None = None,
+        saved: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.model = dict(model)
+        self.mesh = mesh
+        self.plan = plan
+        self.pipeline = pipeline
+        self.options = dict(options)
+        self.schedule = [dict(step) for step in schedule]
+        self.facts = tuple(facts)
+        self.problems = tuple(problems)
+        self.log = log
+        self.timings = tuple(timings)
+        self._saved = saved
+        if entry is not None:
+            self.__dict__["entry"] = entry
+        if graph is not None:
+            self.__dict__["graph"] = graph
+
+    # -- graphs ------------------------------------------------------------------------------
+
+    @cached_property
+    def entry(self) -> ModuleGraph:
+        """The graph before the first pass."""
+        return self.tree.expand()
+
+    @cached_property
+    def graph(self) -> ModuleGraph:
+        """The graph after the last pass."""
+        return replay(self.entry, self.log.events)
+
+    @cached_property
+    def tree(self) -> FoldedTree:
+        """The entry graph in its folded form, for looking names up."""
+        saved = self._saved["graph"] if self._saved is not None else graph_to_json(self.entry)
+        return FoldedTree(cast(Mapping[str, Any], saved))
+
+    @property
+    def events(self) -> list[Event]:
+        """The log, in order."""
+        return self.log.events
+
+    def at(self, step: int) -> ModuleGraph:
+        """The graph after step ``step`` of the schedule; 0 is the entry graph.
+
+        Raises:
+            UsageError: The schedule has no such step.
+        """
+        if not 0 <= step <= len(self.schedule):
+            raise UsageError(
+                f"there is no step {step}",
+                why=f"the schedule has {len(self.schedule)} steps",
+                fix=f"0 (the model as it came) to {len(self.schedule)}",
+            )
+        return replay(self.entry, (event for event in self.events if event.step <= step))
+
+    # -- parameters --------------------------------------------------------------------------
+
+    @cached_property
+    def params(self) -> list[Param]:
+        """One record for every parameter, in the order of the tree."""
+        if self._saved is not None:
+            return params_from_json(self._saved["params"])
+        return list(params_of(self.graph, self.mesh, self.log, self.entry))
+
+    @cached_property
+    def by_name(self) -> dict[str, Param]:
+        """Records by name and alias."""
+        found: dict[str, Param] = {}
+        for param in self.params:
+            for name in (param.name, *param.aliases):
+                found[name] = param
+        return found
+
+    # -- questions ---------------------------------------------------------------------------
+
+    def explain(self, name: str) -> Explanation:
+        """From the original tensors to what a rank holds: every event about ``name``.
+
+        Args:
+            name: A parameter, buffer or module, by any name it has or had.
+        """
+        from hpx.explain import explain
+
+        return explain(self, name)
+
+    def why_not(self, name: str, pass_name: str) -> WhyNot:
+        """Why a pass did nothing to ``name``, or what it did."""
+        from hpx.explain import why_not
+
+        return why_not(self, name, pass_name)
+
+    def diff(self, other: Run) -> Diff:
+        """What differs in ``other``, by parameter."""
+        from hpx.diff import diff_runs
+
+        return diff_runs(self, other)
+
+    def render(self, path: str | Path, **options: Any) -> Path:
+        """Draw the run; the format follows the suffix. See `hpx.render`."""
+        from hpx.render import render
+
+        return render(self, Path(path), **options)
+
+    # -- fingerprints ------------------------------------------------------------------------
+
+    @cached_property
+    def request_fingerprint(self) -> str:
+        """Hash of plan content, mesh, schedule, options and versions; of no path, line or time."""
+        if self._saved is not None:
+            return cast(str, self._saved["request"])
+        return _fingerprint(
+            {
+                "schema": SCHEMA,
+                "version": _version(),
+                "plan": self.plan.content_key(),
+                "mesh": str(self.mesh),
+                "schedule": [step["pass"] for step in self.schedule],
+                "pipeline": self.pipeline,
+                "options": self.options,
+            }
+        )
+
+    @cached_property
+    def entry_fingerprint(self) -> str:
+        """Hash of the entry graph."""
+        if self._saved is not None:
+            return cast(str, self._saved["entry"])
+        form = dict(graph_to_json(self.entry))
+        del form["source"]
+        return _fingerprint(form)
+
+    # -- files -------------------------------------------------------------------------------
+
+    def to_json(self) -> dict[str, Any]:
+        """The whole run as ``hpx.run/1``."""
+        return {
+            "schema": SCHEMA,
+            "model": self.model,
+            "mesh": self.mesh.to_json(),
+            "plan": self.plan.to_json(),
+            "options": self.options,
+            "pipeline": self.pipeline,
+            "schedule": self.schedule,
+            "facts": list(self.facts),
+            "problems": [
+                {"level": p.level, "node": pack_ids(p.nodes), "text": p.text, "hint": p.hint}
+                for p in self.problems
+            ],
+            "graph": self._saved["graph"] if self._saved else graph_to_json(self.entry),
+            "params": self._saved["params"] if self._saved else params_to_json(self.params),
+            "events": [event.to_json() for event in self.events],
+            "timings": [timing._asdict() for timing in self.timings],
+            "request": self.request_fingerprint,
+            "entry": self.entry_fingerprint,
+        }
+
+    def save(self, path: str | Path) -> Path:
+        """Write the run to one JSON file; an existing file is replaced only on success."""
+        return write_text(Path(path), json.dumps(self.to_json(), separators=(",", ":")) + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Run:
+        """Read a saved run.
+
+        Raises:
+            UsageError: There is no such file.
+            InputError: It is not a run, or one of another schema.
+        """
+        text = read_text(Path(path))
+        try:
+            value = json.loads(text)
+        except ValueError as error:
+            raise InputError(f"{path} is not a saved run", why=f"it is not JSON: {error}") from None
+        if not isinstance(value, dict) or value.get("schema") != SCHEMA:
+            found = value.get("schema") if isinstance(value, dict) else None
+            raise InputError(
+                f"{path} is not a saved run",
+                why=f"its schema is {found!r}, not {SCHEMA!r}",
+                fix="make one with: hpx run MODEL --mesh M --plan F -o run.json",
+            )
+        try:
+            return cls.from_json(value)
+        except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
+            raise InputError(
+                f"{path} is a damaged run", why=f"{type(error).__name__}: {error}"
+            ) from None
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Run:
+        """The inverse of `to_json`."""
+        return cls(
+            model=value["model"],
+            mesh=MeshSpec.from_json(value["mesh"]),
+            plan=ShardingPlan.from_json(value["plan"]),
+            pipeline=value["pipeline"],
+            options=value["options"],
+            schedule=value["schedule"],
+            facts=value["facts"],
+            problems=[
+                Problem(p["level"], tuple(expand_ids(p["node"])), p["text"], p["hint"])
+                for p in value["problems"]
+            ],
+            log=Provenance([Event.from_json(event) for event in value["events"]]),
+            timings=[StepTiming(**timing) for timing in value["timings"]],
+            saved=value,
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Run):
+            return NotImplemented
+        mine, theirs = self.to_json(), other.to_json()
+        del mine["timings"], theirs["timings"]
+        return _plain(mine) == _plain(theirs)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return (
+            f"Run({self.model['source']}, {self.mesh}, {len(self.params)} parameters, "
+            f"{len(self.log)} events)"
+        )
+
+
+def run(
+    model: ModuleGraph | torch.nn.Module | str | Path,
+    plan: ShardingPlan | str | Path,
+    mesh: MeshSpec | str,
+    pipeline: str | Sequence[str | Pass | type[Pass]] = "@default",
+    *,
+    order: Literal["auto", "given"] = "auto",
+    progress: Progress | None = None,
+) -> Run:
+    """Work out a plan on a model: the dry run. The model and its graph stay as they are.
+
+    Args:
+        model: A graph, a module, or what ``hpx run MODEL`` takes.
+        plan: A plan, or the path of a plan file.
+        mesh: A mesh, or its text such as ``dp=4,tp=8,ep=16``.
+        pipeline: Text form, or a sequence of passes.
+        order: ``auto`` sorts by declared dependencies; ``given`` only verifies the listed order.
+        progress: Called before each step with its number, their count and its name.
+
+    Raises:
+        HpxError: Whatever stands in the way, as one of its kinds.
+    """
+    mesh = MeshSpec.parse(mesh) if isinstance(mesh, str) else mesh
+    plan = plan if isinstance(plan, ShardingPlan) else ShardingPlan.from_file(Path(plan))
+    plan.check_mesh(mesh)
+    passes = as_passes(pipeline)
+    graph = _graph_of(model)
+    request = Request(plan, mesh)
+    result = PassManager(passes, order=order).run(graph, request, progress=progress)
+    return Run(
+        model=_model_summary(graph),
+        mesh=mesh,
+        plan=plan,
+        pipeline=format_pipeline(passes),
+        options={"order": order},
+        schedule=result.schedule.to_json(),
+        facts=result.facts,
+        problems=[*(_warning(text) for text in result.schedule.warnings), *result.problems],
+        log=result.log,
+        timings=result.timings,
+        entry=graph,
+        graph=result.graph,
+    )
+
+
+def _graph_of(model: ModuleGraph | torch.nn.Module | str | Path) -> ModuleGraph:
+    if isinstance(model, ModuleGraph):
+        return model
+    if isinstance(model, (str, Path)):
+        from hpx.graph.sources import open_model
+
+        return open_model(str(model))
+    return ModuleGraph.from_module(model)
+
+
+def _model_summary(graph: ModuleGraph) -> dict[str, object]:
+    params = list(graph.parameters())
+    return {
+        "source": graph.source,
+        "num_parameters": len(params),
+        "num_elements": sum(node.spec.num_elements for node in params),
+        "bytes": sum(node.spec.num_bytes for node in params),
+    }
+
+
+def _warning(text: str) -> Problem:
+    return Problem("warning", (), text, "")
+
+
+def _version() -> str:
+    from hpx import __version__
+
+    return __version__
+
+
+def _fingerprint(value: object) -> str:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=list)
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def _plain(value: object) -> object:
+    """The value as JSON holds it, so that tuples and lists compare equal."""
+    return json.loads(json.dumps(value))
