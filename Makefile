@@ -8,7 +8,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 SOURCES := $(shell find hpx passes tools -not -path '*/__pycache__*' -not -path 'tools/bench*')
 DEMO := build/demo
 
@@ -26,7 +26,7 @@ help:
 $(VENV)/dependencies: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "hpx needs Python 3.11 or later on the PATH" >&2; exit 2; }
 	@echo "== setting up $(VENV) (some minutes, once)"
-	$(PYTHON) -m venv --clear $(VENV)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -c constraints.txt torch setuptools
 	$(PIP) install -c constraints.txt --no-build-isolation ".[dev,hf]"
 	@touch $@

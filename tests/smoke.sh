@@ -17,7 +17,7 @@ rm -rf "$checkout"/build/{lib,bdist.*}
 
 "$python" -m venv --without-pip "$outside/venv"
 clean="$outside/venv/bin"
-"$python" -m pip --quiet --disable-pip-version-check --python "$clean/python" \
+"$python" -m pip -qq --disable-pip-version-check --python "$clean/python" \
     install --no-deps --no-index "$outside"/dist/*.whl
 site=$("$clean/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 "$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$site/borrowed.pth"
