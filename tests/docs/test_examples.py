@@ -37,3 +37,17 @@ def test_an_example_config_gives_the_model_of_that_size(name: str, size: tuple[i
     graph = hpx.ModuleGraph.from_file(EXAMPLES / name / "config.json")
     elements = [node.spec.num_elements for node in graph.parameters()]
     assert (len(elements), sum(elements)) == size
+
+
+@pytest.mark.parametrize("path", PLANS, ids=lambda path: path.parent.name)
+def test_an_example_plan_fits_its_model_on_the_mesh_it_names(path: Path) -> None:
+    config = path.with_name("config.json")
+    if config.exists():
+        pytest.importorskip("transformers")
+        model = str(config)
+    else:
+        model = f"hpx.bundled:{path.parent.name.replace('-', '_')}"
+    plan = hpx.ShardingPlan.from_file(path)
+    run = hpx.run(model, plan, plan.mesh or "")
+    assert [problem for problem in run.problems if problem.level == "error"] == []
+    assert all(param.rule is not None for param in run.params)
