@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from hpx.errors import InputError
@@ -19,7 +19,7 @@ from hpx.graph.nodes import (
     TensorSpec,
 )
 
-__all__ = ["GraphBuilder", "signature_key"]
+__all__ = ["GraphBuilder"]
 
 _LINK = 0  # in a signature: a child that is owned elsewhere, whatever it is
 
@@ -30,13 +30,6 @@ class _Draft(NamedTuple):
     name: str
     spec: ModuleSpec | TensorSpec
     children: dict[str, int]
-
-
-def signature_key(
-    spec: ModuleSpec, children: Mapping[str, int], signatures: Mapping[int, int] | list[int]
-) -> object:
-    """What makes two modules structurally equal: specification, child names, child signatures."""
-    return (spec, tuple(children), tuple([signatures[child] for child in children.values()]))
 
 
 class GraphBuilder:
@@ -59,10 +52,34 @@ class GraphBuilder:
         """Add a parameter, buffer or plain tensor attribute and return its id."""
         return self._add(kind, parent, name, spec)
 
-    def link(self, parent: int, name: str, node_id: int) -> None:
-        """Give an existing node one more name: a shared module or a tied parameter."""
-        self._drafts[parent].children[name] = node_id
+    def link(self, parent: int, name: str, node_id: int, place: int | None = None) -> None:
+        """Give an existing node one more name: a shared module or a tied parameter.
+
+        Args:
+            parent: The module that holds the further name.
+            name: The registered name there.
+            node_id: The node.
+            place: Where the name stands among the module's children; last if not given.
+        """
+        children = self._drafts[parent].children
+        children[name] = node_id
+        if place is not None:
+            order = list(children)
+            order.insert(place, order.pop())
+            for other in order:
+                children[other] = children.pop(other)
         self._links.append((parent, name, node_id))
+
+    def above(self, node_id: int) -> Iterator[int]:
+        """A node and the modules that contain it, by first names, up to the root."""
+        while node_id >= 0:
+            yield node_id
+            node_id = self._drafts[node_id].parent
+
+    def path(self, node_id: int) -> str:
+        """The registered dotted name of a node, for messages while the graph is being built."""
+        names = [self._drafts[above].name for above in self.above(node_id)]
+        return ".".join(reversed(names[:-1]))
 
     def _add(
         self, kind: TensorKind | None, parent: int, name: str, spec: ModuleSpec | TensorSpec

@@ -3,7 +3,7 @@
 1. Walks ``_modules`` with a stack, so 5,000 nested modules import without recursion.
 2. One object or one storage under two names is one node with two names.
 3. A parameter that overlaps a part of another's storage is refused.
-4. Lazy (uninitialised) parameters have no shape yet and are refused.
+4. Lazy (uninitialised) parameters have no shape yet and are refused; a module inside itself too.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from hpx.graph.builder import GraphBuilder
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.hints import hints_of
 from hpx.graph.nodes import WRAPPER_PARTS, ModuleSpec, TensorKind, TensorSpec
+from hpx.graph.storage import Storages
 
 __all__ = ["graph_from_module"]
 
@@ -30,8 +31,8 @@ _CONTAINERS: Final = {
     nn.ParameterDict: "dict",
 }
 _INT, _TENSOR, _TABLE, _OTHER = range(4)
-_DDP: Final = "torch.nn.parallel.distributed.DistributedDataParallel"
-_OWN_TABLES: Final = frozenset(["_parameters", "_buffers", "_modules"])
+_DATA_PARALLEL: Final = (nn.parallel.DistributedDataParallel, nn.DataParallel)
+_PLAIN: Final = (nn.Parameter, torch.Tensor)
 
 
 def graph_from_module(model: nn.Module, *, source: str = "") -> ModuleGraph:
@@ -48,9 +49,9 @@ class _Importer:
 
     def __init__(self) -> None:
         self.builder = GraphBuilder()
-        # Keyed by id() only while the model is alive and this object with it: nothing else keeps it.
+        # Keyed by id() only while the model is alive and this object with it.
         self.seen: dict[int, int] = {}
-        self.storages: dict[int, list[tuple[int, torch.Tensor]]] = {}
+        self.storages = Storages()
         self.kinds: dict[type, int] = {}
         self.class_names: dict[type, tuple[str, str | None]] = {}
         self.specs: dict[object, TensorSpec] = {}
@@ -62,7 +63,7 @@ class _Importer:
             parent, name, module = todo.pop()
             known = self.seen.get(id(module))
             if known is not None:
-                self.builder.link(parent, name, known)
+                self.link_module(parent, name, known)
                 continue
             node_id = self.builder.module(parent, name, self.module_spec(module))
             self.seen[id(module)] = node_id
@@ -71,7 +72,17 @@ class _Importer:
                 todo.extend(
                     [(node_id, n, m) for n, m in reversed(module._modules.items()) if m is not None]
                 )
-        return self.builder.finish(source=source, hints=hints_of(model))
+        return self.builder.finish(source=source, hints=hints_of(_unwrapped(model)))
+
+    def link_module(self, parent: int, name: str, known: int) -> None:
+        if known in self.builder.above(parent):
+            raise InputError(
+                f"module '{self.path(parent, name)}' is '{self.path(known) or 'the model'}', which"
+                " contains it",
+                why="a module inside itself has no end, and torch cannot walk it either",
+                fix="keep the reference out of the module tree, for example in a tuple",
+            )
+        self.builder.link(parent, name, known)
 
     # -- modules -----------------------------------------------------------------------------
 
@@ -90,20 +101,23 @@ class _Importer:
                 hooks.append(key.strip("_").removesuffix("_hooks"))
         if "forward" in module.__dict__:
             hooks.append("forward")
+        wrapper = _wrapper(module) if len(module._modules) == 1 else None
         return ModuleSpec(
             cls,
             container,
-            tuple(attributes),
+            # A wrapper's integers are its own affair (torch.compile keeps an id() there).
+            tuple(attributes) if wrapper is None else (),
             tuple(hooks),
-            _wrapper(cls, module) if len(module._modules) == 1 else None,
+            wrapper,
             _parametrized(module),
         )
 
     def class_name(self, cls: type) -> tuple[str, str | None]:
         found = self.class_names.get(cls)
         if found is None:
-            container = next((text for base, text in _CONTAINERS.items() if issubclass(cls, base)),
-                             None)
+            container = next(
+                (text for base, text in _CONTAINERS.items() if issubclass(cls, base)), None
+            )
             found = self.class_names[cls] = (f"{cls.__module__}.{cls.__qualname__}", container)
         return found
 
@@ -144,76 +158,89 @@ class _Importer:
         self, kind: TensorKind, owner: int, name: str, tensor: torch.Tensor, *, persistent: bool
     ) -> None:
         known = self.seen.get(id(tensor))
-        if known is None and kind == "parameter":
-            known = self.same_storage(tensor, owner, name)
+        if known is None:
+            if tensor.__class__ not in _PLAIN:
+                self.check_shape(tensor, owner, name)
+            if kind == "parameter":
+                known = self.storages.find(tensor, lambda: self.path(owner, name), self.path)
         if known is not None:
             self.builder.link(owner, name, known)
             return
-        spec = self.tensor_spec(tensor, name, persistent)
-        node_id = self.builder.tensor(kind, owner, name, spec)
+        node_id = self.builder.tensor(kind, owner, name, self.tensor_spec(tensor, persistent))
         self.seen[id(tensor)] = node_id
         if kind == "parameter":
-            self.storages[_storage(tensor)][-1] = (node_id, tensor)
+            self.storages.add(node_id, tensor)
 
-    def same_storage(self, tensor: torch.Tensor, owner: int, name: str) -> int | None:
-        """The node that is this very memory; leaves a place for the tensor where there is none."""
-        others = self.storages.setdefault(_storage(tensor), [])
-        if others:
-            mine = _extent(tensor)
-            for node_id, other in others:
-                if _same_view(tensor, other):
-                    return node_id
-                theirs = _extent(other)
-                if mine[0] < theirs[1] and theirs[0] < mine[1]:
-                    raise InputError(
-                        f"parameter '{name}' {list(tensor.shape)} overlaps a part of another"
-                        f" parameter's memory {list(other.shape)}",
-                        where=f"module #{owner}",
-                        why=f"storage elements {mine[0]}..{mine[1]} and {theirs[0]}..{theirs[1]}",
-                        fix="give each its own memory (clone one), or tie them whole",
-                    )
-        others.append((-1, tensor))
-        return None
+    def path(self, node_id: int, name: str = "") -> str:
+        """The registered name of a node, or of a name below it, while the graph is being built."""
+        above = self.builder.path(node_id)
+        return f"{above}.{name}" if above and name else above or name
 
-    def tensor_spec(self, tensor: torch.Tensor, name: str, persistent: bool) -> TensorSpec:
-        if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+    def check_shape(self, tensor: torch.Tensor, owner: int, name: str) -> None:
+        """Refuse a tensor whose shape is not yet known, or is not made of numbers."""
+        if nn.parameter.is_lazy(tensor):
             raise InputError(
-                f"parameter '{name}' is lazy and has no shape yet",
+                f"'{self.path(owner, name)}' is lazy and has no shape yet",
                 fix="run the model once on example inputs first",
             )
+        if any(type(size) is not int for size in tensor.shape):
+            raise InputError(
+                f"'{self.path(owner, name)}' has no fixed shape",
+                why=f"its shape is ({', '.join(map(str, tensor.shape))})",
+                fix="give it sizes that are numbers",
+            )
+
+    def tensor_spec(self, tensor: torch.Tensor, persistent: bool) -> TensorSpec:
         cls = type(tensor)
         extra = tensor.__dict__
-        key = (cls, tensor.shape, tensor.dtype, tensor.stride(), tensor.requires_grad,
-               tensor.device, persistent, tuple(extra) if extra else ())
+        strides = tuple(tensor.stride()) if tensor.layout is torch.strided else None
+        key = (
+            cls,
+            tensor.shape,
+            tensor.dtype,
+            strides,
+            tensor.requires_grad,
+            tensor.device,
+            persistent,
+            tuple(extra) if extra else (),
+        )
         found = self.specs.get(key)
         if found is not None and found.placed is None:
             return found
-        placed = _placed(tensor)
         found = self.specs[key] = TensorSpec(
             shape=tuple(tensor.shape),
             dtype=str(tensor.dtype).removeprefix("torch."),
-            strides=tuple(tensor.stride()),
+            strides=strides,
             requires_grad=tensor.requires_grad,
             device=str(tensor.device),
             cls=self.class_name(cls)[0],
             attributes=tuple(sorted(k for k in extra if not k.startswith("_"))),
-            placed=placed,
+            placed=_placed(tensor),
             persistent=persistent,
         )
         return found
 
 
-def _wrapper(cls: str, module: nn.Module) -> str | None:
+def _wrapper(module: nn.Module) -> str | None:
     """The child's name if this module only wraps it (compile, checkpoint, FSDP1, DDP)."""
     name = next(iter(module._modules))
-    if name in WRAPPER_PARTS or (name == "module" and cls == _DDP):
+    if name in WRAPPER_PARTS or (name == "module" and isinstance(module, _DATA_PARALLEL)):
         return name
     return None
 
 
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside its wrappers."""
+    while len(model._modules) == 1 and (name := _wrapper(model)) is not None:
+        inner = model._modules[name]
+        if inner is None:
+            break
+        model = inner
+    return model
+
+
 def _parametrized(module: nn.Module) -> tuple[str, ...]:
-    """Names of the parameters that are computed from others, by either weight_norm or torch's
-    parametrizations."""
+    """Names of the parameters that hooks or torch's parametrizations compute from others."""
     names: list[str] = []
     if "parametrizations" in module._modules:
         inner = module._modules["parametrizations"]
@@ -228,37 +255,6 @@ def _parametrized(module: nn.Module) -> tuple[str, ...]:
             if stem != name:
                 names.append(stem)
     return tuple(names)
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor that holds the memory: a DTensor's local part, else itself."""
-    to_local = getattr(tensor, "_local_tensor", None)
-    return to_local if isinstance(to_local, torch.Tensor) else tensor
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    # data_ptr() is 0 for every meta tensor; the storage object tells them apart.
-    return _local(tensor).untyped_storage()._cdata
-
-
-def _same_view(a: torch.Tensor, b: torch.Tensor) -> bool:
-    a, b = _local(a), _local(b)
-    return (
-        a.shape == b.shape
-        and a.stride() == b.stride()
-        and a.storage_offset() == b.storage_offset()
-        and a.dtype == b.dtype
-    )
-
-
-def _extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """First and one past the last storage element that the tensor can touch."""
-    tensor = _local(tensor)
-    start = tensor.storage_offset()
-    if tensor.numel() == 0:
-        return (start, start)
-    reach = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return (start, start + reach + 1)
 
 
 def _placed(tensor: torch.Tensor) -> tuple[tuple[str, int, str], ...] | None:

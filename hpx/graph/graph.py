@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpx.errors import UsageError, did_you_mean
+from hpx.errors import UsageError, nearest
 from hpx.graph.nodes import ModuleNode, Node, TensorNode
 
 if TYPE_CHECKING:
@@ -117,24 +117,23 @@ class ModuleGraph:
         node = self.nodes[node_id]
         found: list[str] = []
         for parent, name in ((node.parent, node.name), *node.more):
-            if parent < 0:
-                return [""]
-            owner = self.nodes[parent]
-            hidden = isinstance(owner, ModuleNode) and owner.spec.wrapper == name
-            for prefix in self.paths(parent) if self._has_shared_above(parent) else [None]:
-                if prefix is None:
-                    found.append(self.edge_path(parent, name))
-                else:
-                    found.append(prefix if hidden else f"{prefix}.{name}" if prefix else name)
+            shared, below = self._climb(parent, name)
+            prefixes = [""] if shared is None else self.paths(shared)
+            found.extend([".".join(filter(None, (prefix, below))) for prefix in prefixes])
         return list(dict.fromkeys(found))
 
-    def _has_shared_above(self, node_id: int) -> bool:
-        while node_id >= 0:
-            node = self.nodes[node_id]
-            if node.more:
-                return True
-            node_id = node.parent
-        return False
+    def _climb(self, parent: int, name: str) -> tuple[int | None, str]:
+        """The nearest module above a place that has several names, and the canonical way down."""
+        parts: list[str] = []
+        while parent >= 0:
+            owner = self.module(parent)
+            if owner.spec.wrapper != name:
+                parts.append(name)
+            if owner.more:
+                break
+            parent, name = owner.parent, owner.name
+        parts.reverse()
+        return (parent if parent >= 0 else None), ".".join(parts)
 
     def find(self, path: str) -> int | None:
         """The node with this name, by registered names; wrapper parts may be left out or given."""
@@ -170,12 +169,15 @@ class ModuleGraph:
         """
         found = self.find(path)
         if found is None:
-            raise UsageError(f"there is no '{path}' in {self.source or 'the model'}",
-                             fix=did_you_mean(path, self._names_near(path)) or None)
+            near = ", ".join(self.names_near(path))
+            raise UsageError(
+                f"there is no '{path}' in {self.source or 'the model'}",
+                fix=f"did you mean {near}?" if near else None,
+            )
         return self.nodes[found]
 
-    def _names_near(self, path: str) -> list[str]:
-        """Names below the deepest part of ``path`` that exists, and all that end like it."""
+    def names_near(self, path: str) -> list[str]:
+        """The existing names that look most like ``path``, from below its deepest known part."""
         current, known = self.root, ""
         for part in path.split("."):
             found = self._child(current, part)
@@ -188,7 +190,7 @@ class ModuleGraph:
         for child in self.children(self._unwrap(current)):
             near = ".".join([self.path(child.id), *rest])
             names.append(near if self.find(near) is not None else self.path(child.id))
-        return names
+        return nearest(path, names)
 
     # -- walks -------------------------------------------------------------------------------
 
@@ -263,7 +265,7 @@ class ModuleGraph:
 
     # -- views -------------------------------------------------------------------------------
 
-    def to_networkx(self) -> nx.MultiDiGraph:
+    def to_networkx(self) -> nx.MultiDiGraph[int]:
         """The graph for networkx: nodes by id, edges ``contains`` and ``alias``."""
         from hpx.graph.network import to_networkx
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["hints_of"]
+__all__ = ["config_values", "hints_of"]
 
 _CONFIG_KEYS = (
     "model_type",
@@ -24,19 +24,48 @@ _CONFIG_KEYS = (
 )
 
 
+def config_values(config: Mapping[str, object]) -> dict[str, int | str]:
+    """The plain values of a model's configuration; of its text part where the whole has none."""
+    inner = config.get("text_config")
+    values = dict(config_values(inner)) if isinstance(inner, Mapping) else {}
+    for key in _CONFIG_KEYS:
+        value = config.get(key)
+        if isinstance(value, (int, str)):
+            values[key] = value
+    return values
+
+
 def hints_of(model: nn.Module) -> dict[str, object]:
     """The tied-keys map and the plain values of ``config`` that name heads and ties."""
     hints: dict[str, object] = {}
-    config = getattr(model, "config", None)
-    values = {
-        key: value
-        for key in _CONFIG_KEYS
-        if isinstance(value := getattr(config, key, None), (int, str))
-    }
+    values = config_values(_Attributes(getattr(model, "config", None)))
     if values:
         hints["config"] = values
-    tied = getattr(model, "_tied_weights_keys", None)
-    # transformers 5 maps the tied name to its source; the map holds only if the config says so.
-    if isinstance(tied, Mapping) and values.get("tie_word_embeddings", True):
+    # transformers 5 maps tied names to their sources: here with patterns expanded, there not.
+    tied = getattr(model, "all_tied_weights_keys", None)
+    if tied is None:
+        tied = getattr(model, "_tied_weights_keys", None)
+    # The map holds only if the config says so.
+    if isinstance(tied, Mapping) and tied and values.get("tie_word_embeddings", True):
         hints["tied"] = [[str(source), str(name)] for name, source in tied.items()]
     return hints
+
+
+class _Attributes(Mapping[str, object]):
+    """Attributes of a configuration object as a mapping: transformers computes some of them."""
+
+    def __init__(self, config: object) -> None:
+        self._config = config
+
+    def __getitem__(self, key: str) -> object:
+        try:
+            value: object = getattr(self._config, key)
+        except AttributeError:
+            raise KeyError(key) from None
+        return _Attributes(value) if key == "text_config" and value is not None else value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_CONFIG_KEYS)
+
+    def __len__(self) -> int:
+        return len(_CONFIG_KEYS)

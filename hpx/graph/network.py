@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["to_networkx"]
 
 
-def to_networkx(graph: ModuleGraph) -> nx.MultiDiGraph:
+def to_networkx(graph: ModuleGraph) -> nx.MultiDiGraph[int]:
     """Nodes by id with path, kind and specification; edges keyed ``contains`` and ``alias``.
 
     The first name of a node gives the ``contains`` edge; further names of shared modules and tied
@@ -21,7 +21,7 @@ def to_networkx(graph: ModuleGraph) -> nx.MultiDiGraph:
     """
     import networkx as nx
 
-    out: nx.MultiDiGraph = nx.MultiDiGraph(source=graph.source)
+    out: nx.MultiDiGraph[int] = nx.MultiDiGraph(source=graph.source)
     for node in graph.walk():
         path = graph.path(node.id)
         out.add_node(node.id, path=path, kind=node.kind, spec=node.spec, **dict(node.props))
