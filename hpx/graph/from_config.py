@@ -1,0 +1,128 @@
+"""Build a Hugging Face model on the meta device from its ``config.json`` alone.
+
+1. Only the file is read: nothing is fetched from a hub, and code beside the file is never run.
+2. The class is the one that ``architectures`` names, if transformers has it; else the causal
+   language model of that ``model_type``, or its plain model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpx.errors import InputError, did_you_mean
+from hpx.graph.graph import ModuleGraph
+from hpx.graph.json_file import read_json_object
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+__all__ = ["graph_from_config"]
+
+
+def graph_from_config(path: Path, shown: str, source: str) -> ModuleGraph:
+    """The graph of the model that a ``config.json`` describes.
+
+    Args:
+        path: The file.
+        shown: How errors name it.
+        source: How the graph names it.
+
+    Raises:
+        InputError: transformers is missing or does not know the model, or cannot build it.
+    """
+    values = read_json_object(path, shown)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            import transformers  # noqa: F401 - is it there?
+        except ImportError:
+            raise InputError(
+                f"{shown} needs transformers",
+                why="it is not installed",
+                fix="pip install 'hpx-passes[hf]'",
+            ) from None
+        with _quiet_and_offline():
+            model = _build(values, shown)
+    from hpx.graph.from_module import graph_from_module
+
+    return graph_from_module(model, source=source)
+
+
+@contextlib.contextmanager
+def _quiet_and_offline() -> Iterator[None]:
+    """Keep transformers from talking, to people and to the hub."""
+    import huggingface_hub.constants
+    from transformers.utils import logging as chatter
+
+    verbosity, offline = chatter.get_verbosity(), huggingface_hub.constants.HF_HUB_OFFLINE
+    chatter.set_verbosity(logging.ERROR)
+    huggingface_hub.constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        chatter.set_verbosity(verbosity)
+        huggingface_hub.constants.HF_HUB_OFFLINE = offline
+
+
+def _build(values: dict[str, object], shown: str) -> PreTrainedModel:
+    import torch
+
+    config_class = _config_class(values, shown)
+    try:
+        # from_dict changes what it is given
+        config = config_class.from_dict(dict(values))
+        model_class = _model_class(values, config)
+        build: Callable[[PreTrainedConfig], PreTrainedModel] = model_class._from_config
+        with torch.device("meta"):
+            return build(config)
+    except InputError:
+        raise
+    except Exception as error:  # noqa: BLE001 - values that do not fit can fail anywhere in a model
+        text = " ".join(str(error).split())[:200]
+        raise InputError(
+            f"transformers cannot build the model of {shown}",
+            why=f"{type(error).__name__}: {text}",
+        ) from None
+
+
+def _config_class(values: dict[str, object], shown: str) -> type[PreTrainedConfig]:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    name = values.get("model_type")
+    if not isinstance(name, str):
+        raise InputError(f"{shown} names no model_type", why="so its model is not known")
+    if name not in CONFIG_MAPPING:
+        import transformers
+
+        raise InputError(
+            f"transformers {transformers.__version__} does not know the model_type '{name}' of"
+            f" {shown}",
+            why="and code that comes with a model is never run" if "auto_map" in values else None,
+            fix=did_you_mean(name, CONFIG_MAPPING.keys()) or "give package.module:factory",
+        )
+    found: type[PreTrainedConfig] = CONFIG_MAPPING[name]
+    return found
+
+
+def _model_class(values: dict[str, object], config: PreTrainedConfig) -> type[PreTrainedModel]:
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
+
+    named = values.get("architectures")
+    candidates: list[object] = []
+    if isinstance(named, list):
+        candidates += [getattr(transformers, str(name), None) for name in named]
+    for mapping in (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING):
+        if type(config) in mapping:
+            found: object = mapping[type(config)]
+            # A few types map to several classes; the first is the usual one.
+            candidates += found if isinstance(found, tuple) else [found]
+    for candidate in candidates:
+        if isinstance(candidate, type) and issubclass(candidate, transformers.PreTrainedModel):
+            return candidate
+    raise InputError(f"transformers has no model class for '{config.model_type}'")

@@ -1,0 +1,135 @@
+"""A tree from the names of a state dict, where no module is there to ask.
+
+1. Names are split at dots; a part made of digits is a name like any other, but numbered siblings
+   stand in numeric order, since files sort them as text.
+2. What wrappers add to names (``_orig_mod``, and ``module`` where every name starts with it)
+   becomes wrapper modules, so that it is not part of canonical names.
+3. Floating tensors are parameters, all others buffers: names alone do not tell.
+4. A name that is a tensor and also the beginning of another name is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple, TypeAlias
+
+from hpx.errors import InputError
+from hpx.graph.builder import GraphBuilder
+from hpx.graph.graph import ModuleGraph
+from hpx.graph.nodes import WRAPPER_PARTS, ModuleSpec, TensorKind, TensorSpec
+
+__all__ = ["NamedTensor", "graph_from_names"]
+
+
+class NamedTensor(NamedTuple):
+    """One entry of a state dict."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    strides: tuple[int, ...] | None = None
+    requires_grad: bool = True
+    cls: str = ""
+    """Qualified class; empty where the file does not know it."""
+    same_as: str | None = None
+    """Name of an entry that is this very tensor."""
+
+
+_Folder: TypeAlias = "dict[str, _Folder | NamedTensor]"
+
+
+def graph_from_names(
+    tensors: Iterable[NamedTensor], *, source: str, hints: Mapping[str, object] | None = None
+) -> ModuleGraph:
+    """The graph of a state dict.
+
+    Raises:
+        InputError: A name is empty in parts, occurs twice, or is also the beginning of another.
+    """
+    builder = GraphBuilder()
+    tied: dict[str, int] = {}
+    specs: dict[object, tuple[TensorKind, TensorSpec]] = {}
+    # Below the root for as long as there are only wrappers, `module` is the name of one, too.
+    todo: list[tuple[int, str, _Folder, bool]] = [(-1, "", _tree(tensors), True)]
+    while todo:
+        parent, name, folder, outermost = todo.pop()
+        wrapper = _wrapper(folder, outermost)
+        here = builder.module(parent, name, ModuleSpec(cls="", wrapper=wrapper))
+        inner: list[tuple[int, str, _Folder, bool]] = []
+        for part, item in folder.items():
+            if isinstance(item, dict):
+                inner.append((here, part, item, outermost and wrapper is not None))
+                continue
+            same = item.same_as or item.name
+            if same in tied:
+                builder.link(here, part, tied[same])
+                continue
+            kind, spec = specs.get(item[1:6]) or specs.setdefault(item[1:6], _spec(item))
+            tied[same] = builder.tensor(kind, here, part, spec)
+        if len(inner) > 1 and all(part.isdecimal() for _, part, _, _ in inner):
+            inner.sort(key=lambda child: int(child[1]))
+        todo.extend(reversed(inner))
+    return builder.finish(source=source, hints=hints, has_structure=False)
+
+
+def _tree(tensors: Iterable[NamedTensor]) -> _Folder:
+    root: _Folder = {}
+    for tensor in tensors:
+        *above, last = tensor.name.split(".")
+        folder = root
+        for part in above:
+            below = folder.get(part)
+            if below is None:
+                below = folder[part] = {}
+            elif isinstance(below, NamedTensor):
+                raise _clash(below.name, tensor.name)
+            folder = below
+        if not last or "" in above:
+            raise InputError(
+                f"the name '{tensor.name}' has an empty part", fix="names are parts between dots"
+            )
+        if last in folder:
+            raise _clash(tensor.name, _first_name(folder[last]))
+        folder[last] = tensor
+    return root
+
+
+def _first_name(item: _Folder | NamedTensor) -> str:
+    while isinstance(item, dict):
+        item = next(iter(item.values()))
+    return item.name
+
+
+def _clash(tensor: str, other: str) -> InputError:
+    if tensor == other:
+        return InputError(f"the name '{tensor}' occurs twice")
+    return InputError(
+        f"'{tensor}' is a tensor and also the beginning of '{other}'",
+        why="one name cannot be a tensor and a module",
+        fix="rename one of them",
+    )
+
+
+def _wrapper(folder: _Folder, outermost: bool) -> str | None:
+    """The name of the only module inside, if it is one that wrappers give."""
+    inner = [part for part, item in folder.items() if isinstance(item, dict)]
+    if len(inner) != 1:
+        return None
+    if inner[0] in WRAPPER_PARTS:
+        return inner[0]
+    every_name = outermost and len(folder) == 1
+    return inner[0] if every_name and inner[0] == "module" else None
+
+
+def _spec(tensor: NamedTensor) -> tuple[TensorKind, TensorSpec]:
+    floating = tensor.dtype.startswith(("float", "bfloat", "complex"))
+    cls = "torch.nn.parameter.Parameter" if floating else "torch.Tensor"
+    spec = TensorSpec(
+        shape=tensor.shape,
+        dtype=tensor.dtype,
+        strides=tensor.strides,
+        requires_grad=floating and tensor.requires_grad,
+        device="meta",
+        cls=tensor.cls or cls,
+    )
+    return ("parameter" if floating else "buffer"), spec

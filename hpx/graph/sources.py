@@ -1,0 +1,130 @@
+"""Open what a user names as MODEL: a file, a folder, or ``package.module:factory``."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+from hpx.errors import InputError, UsageError, did_you_mean
+from hpx.graph.from_config import graph_from_config
+from hpx.graph.from_factory import graph_from_factory
+from hpx.graph.from_files import (
+    TORCH_SUFFIXES,
+    graph_from_checkpoint,
+    graph_from_index,
+    weights_in,
+)
+from hpx.graph.graph import ModuleGraph
+from hpx.graph.json_file import read_json_object
+
+__all__ = ["open_model"]
+
+_FACTORY: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+_TAKEN: Final = (
+    "give .safetensors, .pt, .pth or .bin, a checkpoint folder, a config.json,"
+    " or package.module:factory"
+)
+
+
+def open_model(text: str) -> ModuleGraph:
+    """The graph of what ``text`` names; weights are never read.
+
+    A folder gives its weights, where there are some, and else the model of its ``config.json``: a
+    checkpoint has the names as they are saved, a configuration has classes and structure.
+
+    Args:
+        text: A ``.safetensors``, ``.pt``, ``.pth`` or ``.bin`` file; a folder of a checkpoint, or
+            its index; a Hugging Face ``config.json``; or ``package.module:factory``, called
+            without arguments.
+
+    Raises:
+        UsageError: There is no such file, module or function.
+        InputError: It cannot be read, or is of a kind that hpx does not take.
+        UnsafeInputError: Reading it could run code.
+    """
+    if not text:
+        raise UsageError("no model is named", fix=_TAKEN)
+    path = Path(text)
+    try:
+        if path.is_dir():
+            return _open_folder(path, text)
+        if path.is_file():
+            return _open_file(path, text)
+        if path.exists():
+            raise InputError(f"{text} is neither a file nor a folder", fix=_TAKEN)
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the name
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise InputError(f"{text!r} cannot be read", why=reason or str(error)) from None
+    if _FACTORY.fullmatch(text):
+        return graph_from_factory(text)
+    raise UsageError(
+        f"there is no file or folder {text}",
+        why=None if path.parent.is_dir() else f"there is no folder {path.parent}",
+        fix=did_you_mean(path.name, _neighbours(path)) or _TAKEN,
+    )
+
+
+def _neighbours(path: Path) -> list[str]:
+    try:
+        return sorted(found.name for found in path.parent.iterdir())
+    except OSError:
+        return []
+
+
+def _open_folder(folder: Path, text: str) -> ModuleGraph:
+    weights = weights_in(folder, text)
+    if weights is not None:
+        return _open_weights(weights, f"{weights.name} of {text}", f"checkpoint:{_relative(text)}")
+    if (folder / "config.json").is_file():
+        return graph_from_config(
+            folder / "config.json", f"config.json of {text}", f"config:{_relative(text)}"
+        )
+    if (folder / ".metadata").is_file():
+        raise InputError(
+            f"{text} is a torch distributed checkpoint, which hpx does not read yet",
+            fix="convert it: python -m torch.distributed.checkpoint.format_utils dcp_to_torch",
+        )
+    raise InputError(
+        f"{text} holds no model", why="no weights, no index and no config.json in it", fix=_TAKEN
+    )
+
+
+def _open_file(path: Path, text: str) -> ModuleGraph:
+    if path.suffix == ".json":
+        return _open_json(path, text)
+    if path.suffix == ".safetensors" or path.suffix in TORCH_SUFFIXES:
+        return _open_weights(path, text, f"checkpoint:{_relative(text)}")
+    if path.suffix == ".py":
+        raise InputError(f"{text} is a program", fix=f"name a function in it: {path.stem}:function")
+    kind = f"'{path.suffix}' files" if path.suffix else "files without a suffix"
+    raise InputError(f"{text} is of no kind that hpx takes", why=f"not {kind}", fix=_TAKEN)
+
+
+def _open_weights(path: Path, shown: str, source: str) -> ModuleGraph:
+    importer = graph_from_index if path.suffix == ".json" else graph_from_checkpoint
+    return importer(path, shown, source)
+
+
+def _open_json(path: Path, text: str) -> ModuleGraph:
+    content = read_json_object(path, text)
+    if "weight_map" in content:
+        return graph_from_index(path, text, f"checkpoint:{_relative(text)}")
+    if "model_type" in content or "architectures" in content:
+        return graph_from_config(path, text, f"config:{_relative(text)}")
+    if str(content.get("schema", "")).startswith("hpx."):
+        raise InputError(
+            f"{text} is a saved run, not a model", fix="hpx explain, hpx diff and hpx-viz read it"
+        )
+    raise InputError(
+        f"{text} is no model", why="it has neither a weight_map nor a model_type", fix=_TAKEN
+    )
+
+
+def _relative(text: str) -> str:
+    """The text for graphs and the files they are saved to, where no machine's path belongs."""
+    path = Path(text)
+    if not path.is_absolute():
+        return text
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else path.name
