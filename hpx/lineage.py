@@ -42,9 +42,7 @@ def sources(lineage: Lineage) -> Iterator[int]:
             todo.extend(reversed(item.parts))
 
 
-def shape_of(
-    lineage: Lineage, source_shape: Callable[[int], tuple[int, ...]]
-) -> tuple[int, ...]:
+def shape_of(lineage: Lineage, source_shape: Callable[[int], tuple[int, ...]]) -> tuple[int, ...]:
     """The shape that the expression gives.
 
     Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,8 +110,9 @@ class Param:
         return index_range(self.shape, layout, view.sizes, view.coordinate(rank))
 
 
-def param_of(graph: ModuleGraph, node: TensorNode, mesh: MeshSpec, log: Provenance,
-             entry: ModuleGraph) -> Param:
+def param_of(
+    graph: ModuleGraph, node: TensorNode, mesh: MeshSpec, log: Provenance, entry: ModuleGraph
+) -> Param:
     """The record of one parameter node."""
     layout = node.layout
     names = graph.paths(node.id) if node.more or node.lineage is None else [graph.path(node.id)]
@@ -156,7 +157,8 @@ def params_of(
 
 def params_to_json(params: Iterable[Param]) -> list[dict[str, object]]:
     """The ``params`` list. Of more than 5,000, a record that differs from an earlier one in id and
-    name alone is ``{"id", "name", "like": index}``, so that 45,000 take a few MB."""
+    name alone is ``{"id", "name", "like": index}``, so that 45,000 take a few MB.
+    """
     entries = [param.to_json() for param in params]
     if len(entries) <= _FOLD_ABOVE:
         return entries
@@ -172,10 +174,13 @@ def params_to_json(params: Iterable[Param]) -> list[dict[str, object]]:
     return out
 
 
-def params_from_json(entries: list[dict[str, Any]]) -> list[Param]:
-    """The inverse of `params_to_json`."""
+def params_from_json(
+    entries: Sequence[Mapping[str, Any]], places: Iterable[int] | None = None
+) -> list[Param]:
+    """The inverse of `params_to_json`; of the entries at ``places`` alone, if given."""
     out: list[Param] = []
-    for entry in entries:
+    for place in range(len(entries)) if places is None else places:
+        entry = entries[place]
         if "like" in entry:
             entry = {**entries[entry["like"]], "id": entry["id"], "name": entry["name"]}
         out.append(Param.from_json(entry))

@@ -73,7 +73,7 @@ class Event(NamedTuple):
             "step": self.step,
             "pass": self.pass_,
             "kind": self.kind,
-            "node": nodes[0] if len(nodes) == 1 and isinstance(nodes[0], int) else nodes,
+            "node": _node_form(nodes),
             "key": self.key,
             "old": _encode(self.key, self.old),
             "new": _encode(self.key, self.new),
@@ -81,7 +81,7 @@ class Event(NamedTuple):
             "rule": self.rule.to_json() if self.rule else None,
             "cause": self.cause,
         }
-        return {key: value for key, value in out.items() if value is not None and value != []}
+        return {key: value for key, value in out.items() if value is not None}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Event:
@@ -102,6 +102,13 @@ class Event(NamedTuple):
             Rule.from_json(rule) if rule else None,
             value.get("cause"),
         )
+
+
+def _node_form(packed: list[int | list[int]]) -> int | list[int | list[int]] | None:
+    """One id, a packed list, or None for no node."""
+    if len(packed) == 1 and isinstance(packed[0], int):
+        return packed[0]
+    return packed or None
 
 
 _TUPLE_KEYS: Final = frozenset(["reduce", "place"])

@@ -18,8 +18,9 @@ from hpx._files import read_text, write_text
 from hpx.errors import InputError, UsageError
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.jsonform import FoldedTree, graph_to_json
+from hpx.graph.nodes import TensorNode
 from hpx.mesh import MeshSpec
-from hpx.params import Param, params_from_json, params_of, params_to_json
+from hpx.params import Param, param_of, params_from_json, params_of, params_to_json
 from hpx.pipeline.context import Problem
 from hpx.pipeline.manager import PassManager, Progress, StepTiming
 from hpx.pipeline.request import Request
@@ -135,6 +136,17 @@ class Run:
             return params_from_json(self._saved["params"])
         return list(params_of(self.graph, self.mesh, self.log, self.entry))
 
+    def param(self, node_id: int) -> Param | None:
+        """The record of one parameter, by its id; None if no parameter of that id is left."""
+        if self._saved is not None:
+            entries = self._saved["params"]
+            place = next((i for i, entry in enumerate(entries) if entry["id"] == node_id), None)
+            return None if place is None else params_from_json(entries, [place])[0]
+        node = self.graph.nodes.get(node_id)
+        if not isinstance(node, TensorNode) or node.kind != "parameter":
+            return None
+        return param_of(self.graph, node, self.mesh, self.log, self.entry)
+
     @cached_property
     def by_name(self) -> dict[str, Param]:
         """Records by name and alias."""
@@ -146,15 +158,16 @@ class Run:
 
     # -- questions ---------------------------------------------------------------------------
 
-    def explain(self, name: str) -> Explanation:
+    def explain(self, name: str, *, rank: int | None = None) -> Explanation:
         """From the original tensors to what a rank holds: every event about ``name``.
 
         Args:
-            name: A parameter, buffer or module, by any name it has or had.
+            name: A parameter, buffer, module or ``module.attribute``, by any name it has or had.
+            rank: A global rank, to say exactly which indices it holds.
         """
         from hpx.explain import explain
 
-        return explain(self, name)
+        return explain(self, name, rank=rank)
 
     def why_not(self, name: str, pass_name: str) -> WhyNot:
         """Why a pass did nothing to ``name``, or what it did."""

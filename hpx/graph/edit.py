@@ -56,9 +56,7 @@ def derive_node(
     owner = graph.module(parent)
     if name in owner.children:
         raise ContractError(f"'{graph.edge_path(parent, name)}' exists already")
-    node = TensorNode(
-        node_id, "parameter", parent, name, NO_EDGES, spec, lineage=lineage
-    )
+    node = TensorNode(node_id, "parameter", parent, name, NO_EDGES, spec, lineage=lineage)
     graph.nodes[node_id] = node
     _set_children(graph, owner, {**owner.children, name: node_id})
 

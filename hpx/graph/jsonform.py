@@ -198,11 +198,11 @@ class FoldedTree:
     @property
     def size(self) -> int:
         """How many nodes the whole graph has."""
-        return self._sizes[self._value["root"]]
+        return self._sizes[cast(int, self._value["root"])]
 
     def find(self, path: str) -> int | None:
         """The id of the node with this canonical or registered name."""
-        node_id, template = 0, self._value["root"]
+        node_id, template = 0, cast(int, self._value["root"])
         parts = path.split(".") if path else []
         for part in parts:
             step = self._step(node_id, template, part)
@@ -238,6 +238,11 @@ class FoldedTree:
 
     def _template_of(self, node_id: int) -> int:
         return self._descend(node_id)[1]
+
+    def child(self, node_id: int, part: str) -> int | None:
+        """The child with this registered name, of the module or of what it wraps."""
+        step = self._step(node_id, self._template_of(node_id), part)
+        return None if step is None else step[0]
 
     def spec(self, node_id: int) -> ModuleSpec | TensorSpec:
         """What a node is, before any pass."""
@@ -350,7 +355,7 @@ def _place_in_run(text: str, mark: list[str], name: str) -> int | None:
     match = None if mark else _RUN.fullmatch(text)
     if match is None:
         return 0 if text == name else None
-    if not (name.isascii() and name.isdigit() and str(int(name)) == name):
+    if len(name) > 18 or not (name.isascii() and name.isdigit() and str(int(name)) == name):
         return None
     return int(name) - int(match[1]) if int(match[1]) <= int(name) <= int(match[2]) else None
 

@@ -37,6 +37,7 @@ class PassContext:
         request: The plan and the mesh.
         step: The number of this step in the schedule, from 1.
         name: The name of this step, such as ``shard-params``.
+        entry: The graph before the first step.
     """
 
     def __init__(
@@ -48,8 +49,10 @@ class PassContext:
         *,
         step: int = 1,
         name: str | None = None,
+        entry: ModuleGraph | None = None,
     ) -> None:
         self._graph = graph
+        self.entry = graph.copy() if entry is None else entry
         self._log = log
         self._pass = pass_
         self.request = request
@@ -66,6 +69,13 @@ class PassContext:
     def mesh(self) -> MeshSpec:
         """The mesh of the request."""
         return self.request.mesh
+
+    def decision(self, node: int, key: str) -> Event | None:
+        """The event that gave a node its present value of a key, if one did."""
+        for event in reversed(self._log.of(node)):
+            if event.kind == "set" and event.key == key:
+                return event
+        return None
 
     # -- verbs -------------------------------------------------------------------------------
 

@@ -83,7 +83,9 @@ class PassManager:
         for number, step in enumerate(plan.steps, start=1):
             if progress is not None:
                 progress(number, len(plan.steps), step.name)
-            ctx = PassContext(working, request, log, step.pass_, step=number, name=step.name)
+            ctx = PassContext(
+                working, request, log, step.pass_, step=number, name=step.name, entry=graph
+            )
             before = len(log)
             start = time.perf_counter()
             try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from hpx.errors import PlanError, nearest
@@ -148,9 +148,19 @@ def conflicting_names(result: MatchResult) -> list[PlanError]:
     return found
 
 
-def uncovered(result: MatchResult, plan: ShardingPlan) -> list[PlanError]:
-    """One finding for all parameters without a rule, unless the plan has a default for them."""
-    missing = [result.winner[node_id][0][0] for node_id in result.uncovered]
+def uncovered(
+    result: MatchResult, plan: ShardingPlan, decided: Collection[int] = ()
+) -> list[PlanError]:
+    """One finding for all parameters without a rule, unless the plan has a default for them.
+
+    Args:
+        result: What the rules match.
+        plan: The plan.
+        decided: Ids of parameters that are decided without a rule of their own.
+    """
+    missing = [
+        result.winner[node_id][0][0] for node_id in result.uncovered if node_id not in decided
+    ]
     if plan.default != "error" or not missing:
         return []
     count = "1 parameter has" if len(missing) == 1 else f"{len(missing)} parameters have"

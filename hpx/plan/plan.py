@@ -221,7 +221,7 @@ class ShardingPlan:
                 experts=None if experts is None else as_texts(experts, "experts"),
                 packed=[Packed.from_json(v) for v in as_list(saved.get("packed"), "packed")],
                 heads=[Heads.from_json(v) for v in as_list(saved.get("heads"), "heads")],
-                tied=[Tied.parse(pair) for pair in as_list(saved.get("tied"), "tied")],
+                tied=[Tied.from_json(pair) for pair in as_list(saved.get("tied"), "tied")],
                 default=as_text(saved.get("default"), "default"),
                 file=as_optional_text(saved.get("file"), "file"),
                 lines=[(key, as_integer(line, "a line")) for key, line in lines.items()],

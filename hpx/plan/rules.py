@@ -261,16 +261,23 @@ class Tied(NamedTuple):
     line: int | None = None
 
     @classmethod
+    def from_json(cls, value: object) -> Tied:
+        """Read back a saved ``[name, name, line]``.
+
+        Raises:
+            PlanError: It is no saved pair.
+        """
+        *pair, line = as_list(value, "a saved tied pair") or [None]
+        return cls.parse(pair, None if line is None else as_integer(line, "a line"))
+
+    @classmethod
     def parse(cls, value: object, line: int | None = None) -> Tied:
-        """Read ``[name, name]``, or the saved form with a line behind.
+        """Read ``[name, name]``.
 
         Raises:
             PlanError: It is no pair of two different parameter names.
         """
         pair = as_list(value, "a tied pair")
-        if len(pair) == len(cls._fields):
-            *pair, saved_line = pair
-            line = None if saved_line is None else as_integer(saved_line, "a line")
         names = as_texts(pair, "a tied pair")
         if len(names) != 2 or names[0] == names[1]:
             raise PlanError(

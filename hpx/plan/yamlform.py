@@ -92,7 +92,9 @@ def _syntax_error(error: yaml.MarkedYAMLError, text: str, file: str | None) -> P
     number = numbers[-1 if inside else 0] if numbers else 0
     what = " ".join(part for part in (error.context, error.problem) if part)
     return PlanError(
-        f"the plan is not valid YAML, {what}", where=place(file, number + 1, "the plan")
+        f"the plan is not valid YAML, {what}",
+        where=place(file, number + 1, "the plan"),
+        fix="indent with spaces" if "'\\t'" in what else None,
     )
 
 
@@ -143,8 +145,9 @@ class _Reader:
     def _rules(self, node: Node) -> list[Rule]:
         rules: list[Rule] = []
         for pattern, (key, value) in self._patterns(node, "params").items():
+            content = self._plain(value)
             with at(self._where(key)):
-                layout, reason = rule_value(self._plain(value))
+                layout, reason = rule_value(content)
             line = _line(key)
             rules.append(
                 Rule(len(rules), pattern, layout, file=self.file, line=line, reason=reason)
@@ -212,6 +215,8 @@ class _Reader:
 
     def _pattern(self, node: Node) -> str:
         """A pattern or name; quoted if it has signs that YAML could take for its own."""
+        if isinstance(node, MappingNode | SequenceNode) and node.flow_style:
+            raise self._unquoted(node, f"reads it as {_kind(node)}")
         text = self._text(node, "a pattern")
         if isinstance(node, ScalarNode) and not node.style and not _SIGNS.isdisjoint(text):
             raise self._unquoted(node, f"has its own meaning for signs in {text!r}")
@@ -229,8 +234,6 @@ class _Reader:
         """The characters of a scalar, whatever type YAML would give it."""
         self._check_tag(node)
         if not isinstance(node, ScalarNode):
-            if isinstance(node, MappingNode | SequenceNode) and node.flow_style:
-                raise self._unquoted(node, f"reads it as {_kind(node)} where {what} is expected")
             raise self._error(node, f"{what} is {_kind(node)}", "write text")
         if _is_null(node) or not node.value:
             raise self._error(node, f"{what} is empty", "write it, or remove the entry")
@@ -245,7 +248,9 @@ class _Reader:
             is_number = node.tag == _TAG + "int" and _INTEGER.fullmatch(node.value)
             return int(node.value) if is_number else node.value
         if depth == _MAX_DEPTH:
-            raise self._error(node, "the entry is nested too deeply", "write it as in the manual")
+            raise self._error(
+                node, "the entry is nested too deeply", "write a layout such as {tp: S(0)}"
+            )
         if isinstance(node, SequenceNode):
             return [self._plain(entry, depth + 1) for entry in node.value]
         entries = self._mapping(node, "an entry")

@@ -1,0 +1,97 @@
+"""The facts that the built-in passes require and provide, each with its checker.
+
+A checker reads the graph and the request and returns what speaks against the fact, so what holds
+at entry is detected, never assumed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from hpx.experts import expert_containers
+from hpx.pipeline.info import Fact
+
+if TYPE_CHECKING:
+    from hpx.graph.graph import ModuleGraph
+    from hpx.pipeline.request import Request
+
+__all__ = [
+    "EXPERTS_STACKED",
+    "HEADS_LOCAL",
+    "LOCALIZED",
+    "SHARDED",
+    "SOURCE_INFO",
+    "TIED",
+]
+
+
+def _tied(graph: ModuleGraph, request: Request) -> list[str]:
+    from hpx.ties import declared_pairs
+
+    against: list[str] = []
+    for pair in declared_pairs(graph, request.plan):
+        ends = [graph.find(name) for name in pair.names]
+        if ends[0] != ends[1]:
+            against.append(f"{pair.names[0]} and {pair.names[1]} are two parameters")
+    return against
+
+
+def _experts_stacked(graph: ModuleGraph, request: Request) -> list[str]:
+    return [
+        f"{graph.path(container.id)} holds {len(container.experts)} separate experts"
+        for container in expert_containers(graph, request.plan)
+        if not container.stacked
+    ]
+
+
+def _sharded(graph: ModuleGraph, request: Request) -> list[str]:
+    if not request.mesh.active_axes:
+        return []
+    active = set(request.mesh.active_axes)
+    # An expert's layout is what puts it on the expert mesh, so only dense ones can lack one.
+    return [
+        f"{graph.path(node.id)} has no layout"
+        for node in graph.parameters()
+        if node.layout is None and "tp" in active
+    ]
+
+
+def _heads_local(graph: ModuleGraph, request: Request) -> list[str]:
+    from hpx.heads import attentions
+
+    return [
+        f"{graph.path(attention.owner)}.{count.name} is {count.value}, as before sharding"
+        for attention in attentions(graph, request.mesh)
+        for count in attention.automatic
+        if f"attributes.{count.name}" not in graph.nodes[count.node].props
+    ]
+
+
+def _source_info(graph: ModuleGraph, request: Request) -> list[str]:
+    return [
+        f"{graph.path(node.id)} has no source-layout record"
+        for node in graph.parameters()
+        if node.layout is not None and "source" not in node.props
+    ]
+
+
+def _localized(graph: ModuleGraph, request: Request) -> list[str]:
+    return [
+        f"{graph.path(node.id)} is not localized"
+        for node in graph.parameters()
+        if node.layout is not None and "localized" not in node.props
+    ]
+
+
+TIED: Final = Fact("tied", _tied)
+"""No declared pair of names is two parameters."""
+EXPERTS_STACKED: Final = Fact("experts-stacked", _experts_stacked)
+"""No container that is to be stacked holds separate experts."""
+SHARDED: Final = Fact("sharded", _sharded)
+"""If a weight axis is active, every parameter of its mesh has a layout."""
+HEADS_LOCAL: Final = Fact("heads-local", _heads_local)
+"""Head counts of modules whose q, k or v is cut on heads are those of one rank."""
+SOURCE_INFO: Final = Fact("source-info", _source_info)
+"""Every parameter with a layout has its source-layout record."""
+LOCALIZED: Final = Fact("localized", _localized)
+"""For every parameter with a layout it is decided what its region sees."""
