@@ -235,7 +235,7 @@ class _Reader:
         self._check_tag(node)
         if not isinstance(node, ScalarNode):
             raise self._error(node, f"{what} is {_kind(node)}", "write text")
-        if _is_null(node) or not node.value:
+        if not node.value:
             raise self._error(node, f"{what} is empty", "write it, or remove the entry")
         return str(node.value)
 
