@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
 from hpx.errors import InputError
 from hpx.graph.graph import ModuleGraph
@@ -24,14 +23,6 @@ __all__ = ["GraphBuilder"]
 _LINK = 0  # in a signature: a child that is owned elsewhere, whatever it is
 
 
-class _Draft(NamedTuple):
-    kind: TensorKind | None  # None: a module
-    parent: int
-    name: str
-    spec: ModuleSpec | TensorSpec
-    children: dict[str, int]
-
-
 class GraphBuilder:
     """Collects nodes in preorder and makes the graph.
 
@@ -40,17 +31,45 @@ class GraphBuilder:
     """
 
     def __init__(self) -> None:
-        self._drafts: list[_Draft] = []
+        # A tensor's node is ready at once; a module's follows when all that is below is known.
+        self._nodes: list[TensorNode | None] = []
+        self._signatures: list[int] = []
+        self._modules: dict[int, tuple[int, str, ModuleSpec, dict[str, int]]] = {}
         self._links: list[tuple[int, str, int]] = []
-        self._specs: dict[object, ModuleSpec | TensorSpec] = {}
+        self._numbers: dict[object, int] = {"link": _LINK}
+        self._module_specs: dict[ModuleSpec, ModuleSpec] = {}
+        self._tensor_specs: dict[tuple[TensorKind, TensorSpec], tuple[TensorSpec, int]] = {}
+        self._by_id: dict[tuple[TensorKind, int], tuple[TensorSpec, int]] = {}
+
+    @property
+    def count(self) -> int:
+        """How many nodes there are: the id that the next one gets."""
+        return len(self._nodes)
 
     def module(self, parent: int, name: str, spec: ModuleSpec) -> int:
         """Add a module below ``parent`` (-1 for the root) and return its id."""
-        return self._add(None, parent, name, spec)
+        node_id = len(self._nodes)
+        if parent >= 0:
+            self._name_child(parent, name, node_id)
+        spec = self._module_specs.setdefault(spec, spec)
+        self._modules[node_id] = (parent, name, spec, {})
+        self._nodes.append(None)
+        self._signatures.append(0)
+        return node_id
 
     def tensor(self, kind: TensorKind, parent: int, name: str, spec: TensorSpec) -> int:
         """Add a parameter, buffer or plain tensor attribute and return its id."""
-        return self._add(kind, parent, name, spec)
+        node_id = len(self._nodes)
+        self._name_child(parent, name, node_id)
+        # Hashing a specification costs more than looking its id up, and most come again.
+        known = self._by_id.get((kind, id(spec)))
+        if known is None:
+            known = self._tensor_number(kind, spec)
+        shared, signature = known
+        fields = (node_id, kind, parent, name, NO_EDGES, shared, NO_PROPS, None)
+        self._nodes.append(tuple.__new__(TensorNode, fields))
+        self._signatures.append(signature)
+        return node_id
 
     def link(self, parent: int, name: str, node_id: int, place: int | None = None) -> None:
         """Give an existing node one more name: a shared module or a tied parameter.
@@ -61,7 +80,7 @@ class GraphBuilder:
             node_id: The node.
             place: Where the name stands among the module's children; last if not given.
         """
-        children = self._drafts[parent].children
+        children = self._modules[parent][3]
         children[name] = node_id
         if place is not None:
             order = list(children)
@@ -74,27 +93,12 @@ class GraphBuilder:
         """A node and the modules that contain it, by first names, up to the root."""
         while node_id >= 0:
             yield node_id
-            node_id = self._drafts[node_id].parent
+            node_id = self._place(node_id)[0]
 
     def path(self, node_id: int) -> str:
         """The registered dotted name of a node, for messages while the graph is being built."""
-        names = [self._drafts[above].name for above in self.above(node_id)]
+        names = [self._place(above)[1] for above in self.above(node_id)]
         return ".".join(reversed(names[:-1]))
-
-    def _add(
-        self, kind: TensorKind | None, parent: int, name: str, spec: ModuleSpec | TensorSpec
-    ) -> int:
-        node_id = len(self._drafts)
-        if parent >= 0:
-            siblings = self._drafts[parent].children
-            if name in siblings:
-                raise InputError(f"the name '{name}' occurs twice in one module")
-            siblings[name] = node_id
-        # A leaf shares one empty dictionary: it never gets children.
-        children = {} if kind is None else _NO_CHILDREN
-        spec = self._specs.setdefault(spec, spec)
-        self._drafts.append(_Draft(kind, parent, name, spec, children))
-        return node_id
 
     def finish(
         self,
@@ -104,43 +108,46 @@ class GraphBuilder:
         has_structure: bool = True,
     ) -> ModuleGraph:
         """The graph of everything that was added."""
-        more: dict[int, list[Edge]] = {}
-        links = set()
+        more: dict[int, tuple[Edge, ...]] = {}
         for parent, name, node_id in self._links:
-            more.setdefault(node_id, []).append((parent, name))
-            links.add((parent, name))
-        numbers: dict[object, int] = {"link": _LINK}
-        signatures = [0] * len(self._drafts)
-        built: list[Node] = []
+            more[node_id] = (*more.get(node_id, NO_EDGES), (parent, name))
+        linked = {parent for parent, _, _ in self._links}
+        nodes: list[Node | None] = list(self._nodes)
+        signatures, numbers = self._signatures, self._numbers
         # Children have larger ids than their parents, so the reverse order sees them first.
-        for node_id in range(len(self._drafts) - 1, -1, -1):
-            kind, parent, name, spec, children = self._drafts[node_id]
-            edges = tuple(more[node_id]) if node_id in more else NO_EDGES
-            if isinstance(spec, TensorSpec):
-                assert kind is not None
-                key: object = (kind, spec)
-                signature = numbers.setdefault(key, len(numbers))
-                built.append(TensorNode(node_id, kind, parent, name, edges, spec))
-            else:
-                key = (
-                    spec,
-                    tuple(children),
-                    tuple(
-                        [
-                            _LINK if links and (node_id, child_name) in links else signatures[child]
-                            for child_name, child in children.items()
-                        ]
-                    ),
-                )
-                signature = numbers.setdefault(key, len(numbers))
-                built.append(
-                    ModuleNode(node_id, parent, name, edges, spec, children, signature, NO_PROPS)
-                )
-            signatures[node_id] = signature
-        built.reverse()
-        return ModuleGraph(
-            dict(enumerate(built)), source=source, hints=hints, has_structure=has_structure
-        )
+        for node_id, (parent, name, spec, children) in reversed(self._modules.items()):
+            below = [signatures[child] for child in children.values()]
+            if node_id in linked:
+                below = [
+                    signatures[child] if self._place(child) == (node_id, child_name) else _LINK
+                    for child_name, child in children.items()
+                ]
+            key = (id(spec), *children, *below)
+            signature = signatures[node_id] = numbers.setdefault(key, len(numbers))
+            fields = (node_id, parent, name, NO_EDGES, spec, children, signature, NO_PROPS)
+            nodes[node_id] = tuple.__new__(ModuleNode, fields)
+        graph = {node_id: node for node_id, node in enumerate(nodes) if node is not None}
+        for node_id, edges in more.items():
+            graph[node_id] = graph[node_id]._replace(more=edges)
+        return ModuleGraph(graph, source=source, hints=hints, has_structure=has_structure)
 
+    def _name_child(self, parent: int, name: str, node_id: int) -> None:
+        siblings = self._modules[parent][3]
+        if name in siblings:
+            raise InputError(f"the name '{name}' occurs twice in one module")
+        siblings[name] = node_id
 
-_NO_CHILDREN: dict[str, int] = {}
+    def _tensor_number(self, kind: TensorKind, spec: TensorSpec) -> tuple[TensorSpec, int]:
+        known = self._tensor_specs.get((kind, spec))
+        if known is None:
+            number = self._numbers.setdefault((kind, spec), len(self._numbers))
+            known = self._tensor_specs[kind, spec] = (spec, number)
+        # Only kept specifications are known by id, so an id is never that of another one.
+        self._by_id[kind, id(known[0])] = known
+        return known
+
+    def _place(self, node_id: int) -> Edge:
+        node = self._nodes[node_id]
+        if node is None:
+            return self._modules[node_id][:2]
+        return (node.parent, node.name)

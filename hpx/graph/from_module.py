@@ -8,8 +8,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final
+from operator import itemgetter
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -30,7 +30,20 @@ _CONTAINERS: Final = {
     nn.ParameterList: "list",
     nn.ParameterDict: "dict",
 }
-_INT, _TENSOR, _TABLE, _OTHER = range(4)
+_INT, _TENSOR, _OTHER = range(3)
+_EVERY_MODULE: Final = frozenset(nn.Module().__dict__)
+_HOOKS: Final = (
+    "_backward_pre_hooks",
+    "_backward_hooks",
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
+"""The tables of hooks; those of torch that are not here list some of these again."""
+_HOOK_TABLES: Final = itemgetter(*_HOOKS)
 _DATA_PARALLEL: Final = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 _PLAIN: Final = (nn.Parameter, torch.Tensor)
 
@@ -44,6 +57,38 @@ def graph_from_module(model: nn.Module, *, source: str = "") -> ModuleGraph:
     return _Importer().run(model, source or f"module:{type(model).__qualname__}")
 
 
+class _Form:
+    """What modules whose fields have the same names and types have in common.
+
+    Attributes:
+        names: Names of all fields.
+        own: Gets the values of the fields that not every module has.
+        types: Their types.
+        integers: Names of those that are plain integers.
+        tensors: Names of those that are tensors.
+        specs: Specifications of usual modules of this form, by class and values of the integers.
+    """
+
+    __slots__ = ("integers", "names", "own", "specs", "tensors", "types")
+
+    def __init__(self, names: tuple[str, ...], fields: dict[str, object]) -> None:
+        own = [name for name in names if name not in _EVERY_MODULE]
+        kinds = [(name, _kind_of(type(fields[name]))) for name in own]
+        self.names: Final = names
+        # One name more than needed, so that the getter always gives a tuple.
+        self.own: Final = itemgetter("_modules", "_modules", *own)
+        self.types: Final = [type(value) for value in self.own(fields)]
+        self.integers: Final = [name for name, kind in kinds if kind == _INT]
+        self.tensors: Final = [name for name, kind in kinds if kind == _TENSOR]
+        self.specs: Final[dict[tuple[object, ...], ModuleSpec]] = {}
+
+
+def _kind_of(cls: type) -> int:
+    if cls is int:
+        return _INT
+    return _TENSOR if issubclass(cls, torch.Tensor) else _OTHER
+
+
 class _Importer:
     """One import: the builder and what it has seen so far."""
 
@@ -52,10 +97,10 @@ class _Importer:
         # Keyed by id() only while the model is alive and this object with it.
         self.seen: dict[int, int] = {}
         self.storages = Storages()
-        self.kinds: dict[type, int] = {}
+        self.forms: dict[object, _Form] = {}
+        self.last_form: dict[type, _Form] = {}
         self.class_names: dict[type, tuple[str, str | None]] = {}
         self.specs: dict[object, TensorSpec] = {}
-        self.dtypes: dict[torch.dtype, str] = {}
 
     def run(self, model: nn.Module, source: str) -> ModuleGraph:
         todo: list[tuple[int, str, nn.Module]] = [(-1, "", model)]
@@ -65,9 +110,12 @@ class _Importer:
             if known is not None:
                 self.link_module(parent, name, known)
                 continue
-            node_id = self.builder.module(parent, name, self.module_spec(module))
-            self.seen[id(module)] = node_id
-            self.add_tensors(node_id, module)
+            fields = module.__dict__
+            form = self.form(module.__class__, fields)
+            spec = self.module_spec(module, fields, form)
+            node_id = self.seen[id(module)] = self.builder.module(parent, name, spec)
+            if fields["_parameters"] or fields["_buffers"] or form.tensors:
+                self.add_tensors(node_id, module, form)
             if module._modules:
                 todo.extend(
                     [(node_id, n, m) for n, m in reversed(module._modules.items()) if m is not None]
@@ -86,28 +134,40 @@ class _Importer:
 
     # -- modules -----------------------------------------------------------------------------
 
-    def module_spec(self, module: nn.Module) -> ModuleSpec:
+    def form(self, cls: type, fields: dict[str, Any]) -> _Form:
+        form = self.last_form.get(cls)
+        # Looking at every value of 60,000 modules takes longer than all the rest: only those are
+        # looked at that a module of torch's own does not have.
+        if form is None or form.names != tuple(fields) or form.types != _types(form.own(fields)):
+            made = _Form(tuple(fields), fields)
+            form = self.forms.setdefault((made.names, *made.types), made)
+            self.last_form[cls] = form
+        return form
+
+    def module_spec(self, module: nn.Module, fields: dict[str, Any], form: _Form) -> ModuleSpec:
+        children = fields["_modules"]
+        usual = len(children) != 1 and "parametrizations" not in children
+        if not usual or any(_HOOK_TABLES(fields)) or "forward" in fields:
+            return self.unusual_spec(module, fields, form)
+        values = (module.__class__, *[fields[name] for name in form.integers])
+        found = form.specs.get(values)
+        if found is None:
+            cls, container = self.class_name(type(module))
+            attributes = tuple(zip(form.integers, values[1:], strict=True))
+            found = form.specs[values] = ModuleSpec(cls, container, attributes)
+        return found
+
+    def unusual_spec(self, module: nn.Module, fields: dict[str, Any], form: _Form) -> ModuleSpec:
         cls, container = self.class_name(type(module))
-        kinds = self.kinds
-        attributes: list[tuple[str, int]] = []
-        hooks: list[str] = []
-        for key, value in module.__dict__.items():
-            kind = kinds.get(value.__class__)
-            if kind is None:
-                kind = self.kind_of(value.__class__)
-            if kind == _INT:
-                attributes.append((key, value))
-            elif kind == _TABLE and value and key.endswith("_hooks"):
-                hooks.append(key.strip("_").removesuffix("_hooks"))
-        if "forward" in module.__dict__:
-            hooks.append("forward")
         wrapper = _wrapper(module) if len(module._modules) == 1 else None
+        hooks = [key.strip("_").removesuffix("_hooks") for key in _HOOKS if fields[key]]
+        # A wrapper's integers are its own affair (torch.compile keeps an id() there).
+        integers = form.integers if wrapper is None else []
         return ModuleSpec(
             cls,
             container,
-            # A wrapper's integers are its own affair (torch.compile keeps an id() there).
-            tuple(attributes) if wrapper is None else (),
-            tuple(hooks),
+            tuple((name, fields[name]) for name in integers),
+            (*hooks, "forward") if "forward" in fields else tuple(hooks),
             wrapper,
             _parametrized(module),
         )
@@ -121,55 +181,43 @@ class _Importer:
             found = self.class_names[cls] = (f"{cls.__module__}.{cls.__qualname__}", container)
         return found
 
-    def kind_of(self, cls: type) -> int:
-        kind = _OTHER
-        if issubclass(cls, int) and cls is not bool:
-            kind = _INT if cls is int else _OTHER
-        elif issubclass(cls, torch.Tensor):
-            kind = _TENSOR
-        elif issubclass(cls, dict):
-            kind = _TABLE
-        self.kinds[cls] = kind
-        return kind
-
     # -- tensors -----------------------------------------------------------------------------
 
-    def add_tensors(self, owner: int, module: nn.Module) -> None:
+    def add_tensors(self, owner: int, module: nn.Module, form: _Form) -> None:
         for name, parameter in module._parameters.items():
             if parameter is not None:
-                self.add_tensor("parameter", owner, name, parameter, persistent=True)
+                self.add_parameter(owner, name, parameter)
         if module._buffers:
             transient = module._non_persistent_buffers_set
             for name, buffer in module._buffers.items():
                 if buffer is not None:
                     self.add_tensor("buffer", owner, name, buffer, persistent=name not in transient)
-        for name, value in self.plain_tensors(module):
-            self.add_tensor("tensor", owner, name, value, persistent=False)
+        for name in form.tensors:
+            self.add_tensor("tensor", owner, name, module.__dict__[name], persistent=False)
 
-    def plain_tensors(self, module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-        kinds = self.kinds
-        return (
-            (name, value)
-            for name, value in module.__dict__.items()
-            if kinds[value.__class__] == _TENSOR
-        )
+    def add_parameter(self, owner: int, name: str, tensor: torch.Tensor) -> None:
+        known = self.seen.get(id(tensor))
+        if known is None:
+            if tensor.__class__ not in _PLAIN:
+                self.check_shape(tensor, owner, name)
+            known = self.storages.claim(self.builder.count, tensor, (owner, name), self.path)
+        if known is not None:
+            self.builder.link(owner, name, known)
+            return
+        spec = self.tensor_spec(tensor, persistent=True)
+        self.seen[id(tensor)] = self.builder.tensor("parameter", owner, name, spec)
 
     def add_tensor(
         self, kind: TensorKind, owner: int, name: str, tensor: torch.Tensor, *, persistent: bool
     ) -> None:
         known = self.seen.get(id(tensor))
-        if known is None:
-            if tensor.__class__ not in _PLAIN:
-                self.check_shape(tensor, owner, name)
-            if kind == "parameter":
-                known = self.storages.find(tensor, lambda: self.path(owner, name), self.path)
         if known is not None:
             self.builder.link(owner, name, known)
             return
-        node_id = self.builder.tensor(kind, owner, name, self.tensor_spec(tensor, persistent))
-        self.seen[id(tensor)] = node_id
-        if kind == "parameter":
-            self.storages.add(node_id, tensor)
+        if tensor.__class__ not in _PLAIN:
+            self.check_shape(tensor, owner, name)
+        spec = self.tensor_spec(tensor, persistent=persistent)
+        self.seen[id(tensor)] = self.builder.tensor(kind, owner, name, spec)
 
     def path(self, node_id: int, name: str = "") -> str:
         """The registered name of a node, or of a name below it, while the graph is being built."""
@@ -190,10 +238,10 @@ class _Importer:
                 fix="give it sizes that are numbers",
             )
 
-    def tensor_spec(self, tensor: torch.Tensor, persistent: bool) -> TensorSpec:
+    def tensor_spec(self, tensor: torch.Tensor, *, persistent: bool) -> TensorSpec:
         cls = type(tensor)
         extra = tensor.__dict__
-        strides = tuple(tensor.stride()) if tensor.layout is torch.strided else None
+        strides = tensor.stride() if tensor.layout is torch.strided else None
         key = (
             cls,
             tensor.shape,
@@ -212,13 +260,17 @@ class _Importer:
             dtype=str(tensor.dtype).removeprefix("torch."),
             strides=strides,
             requires_grad=tensor.requires_grad,
-            device=str(tensor.device),
+            device=tensor.device.type,
             cls=self.class_name(cls)[0],
             attributes=tuple(sorted(k for k in extra if not k.startswith("_"))),
             placed=_placed(tensor),
             persistent=persistent,
         )
         return found
+
+
+def _types(values: tuple[object, ...]) -> list[type]:
+    return list(map(type, values))
 
 
 def _wrapper(module: nn.Module) -> str | None:

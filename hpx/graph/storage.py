@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import torch
 
 from hpx.errors import InputError
 
 __all__ = ["Storages"]
+
+_PLAIN: Final = (torch.nn.Parameter, torch.Tensor)
 
 
 class Storages:
@@ -17,37 +20,48 @@ class Storages:
     def __init__(self) -> None:
         self._tensors: dict[int, list[tuple[int, torch.Tensor]]] = {}
 
-    def add(self, number: int, tensor: torch.Tensor) -> None:
-        """Remember a tensor under a number of the caller's choice."""
-        key = _key(tensor)
-        if key is not None:
-            self._tensors.setdefault(key, []).append((number, tensor))
-
-    def find(
-        self, tensor: torch.Tensor, name: Callable[[], str], name_of: Callable[[int], str]
+    def claim(
+        self,
+        number: int,
+        tensor: torch.Tensor,
+        place: tuple[int, str],
+        name_of: Callable[..., str],
     ) -> int | None:
-        """The number of the tensor that is this very view of this very memory, if there is one.
+        """Find the tensor that is this very view of this very memory, or remember this one.
 
         Args:
+            number: What the tensor is remembered under if it is the first.
             tensor: What to look for.
-            name: Gives its name, for the error.
-            name_of: Gives the name of a number that `add` was given, for the error.
+            place: Owner and name of the tensor; for the error, ``name_of`` makes a name of it.
+            name_of: Gives the name of a number or a place, for the error.
+
+        Returns:
+            The number of the earlier tensor; None where there is none.
 
         Raises:
-            InputError: The tensor overlaps a part of one that was added.
+            InputError: The tensor overlaps a part of an earlier one.
         """
-        key = _key(tensor)
-        for number, other in self._tensors.get(key, ()) if key is not None else ():
-            if _same_view(_local(tensor), _local(other)):
-                return number
-            if _overlap(_local(tensor), _local(other)):
-                mine, theirs = _extent(_local(tensor)), _extent(_local(other))
+        local = tensor if tensor.__class__ in _PLAIN else _local(tensor)
+        if local.layout is not torch.strided:
+            return None  # a sparse tensor has several storages, and is never a tie
+        # data_ptr() is 0 for every meta tensor; the storage object tells them apart.
+        key: int = local.untyped_storage()._cdata
+        others = self._tensors.get(key)
+        if others is None:
+            self._tensors[key] = [(number, local)]
+            return None
+        for earlier, other in others:
+            if _same_view(local, other):
+                return earlier
+            if _overlap(local, other):
+                mine, theirs = _extent(local), _extent(other)
                 raise InputError(
-                    f"'{name()}' {list(tensor.shape)} overlaps a part of '{name_of(number)}'"
-                    f" {list(other.shape)}",
+                    f"'{name_of(*place)}' {list(tensor.shape)} overlaps a part of"
+                    f" '{name_of(earlier)}' {list(other.shape)}",
                     why=f"bytes {mine[0]}..{mine[1]} and {theirs[0]}..{theirs[1]} of one storage",
                     fix="give each its own memory (clone one), or tie them whole",
                 )
+        others.append((number, local))
         return None
 
 
@@ -55,15 +69,6 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor that holds the memory: a DTensor's local part, else itself."""
     local = getattr(tensor, "_local_tensor", None)
     return local if isinstance(local, torch.Tensor) else tensor
-
-
-def _key(tensor: torch.Tensor) -> int | None:
-    """What tells storages apart while they live; None for a sparse tensor, which has several."""
-    local = _local(tensor)
-    if local.layout is not torch.strided:
-        return None
-    # data_ptr() is 0 for every meta tensor; the storage object tells them apart.
-    return int(local.untyped_storage()._cdata)
 
 
 def _same_view(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -77,7 +82,7 @@ def _same_view(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     (start, stop), (first, last) = _extent(a), _extent(b)
-    if start >= last or first >= stop:
+    if max(start, first) >= min(stop, last):
         return False
     # Columns or every other row of one matrix interleave without sharing an element.
     comparable = a.stride() == b.stride() and a.element_size() == b.element_size()

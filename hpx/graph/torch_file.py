@@ -13,7 +13,6 @@ import pickle
 import re
 import warnings
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -146,6 +145,10 @@ def _named_tensors(entries: Mapping[object, object], inside: str | None, shown: 
     storages = Storages()
     tensors: list[NamedTensor] = []
     ignored: list[str] = []
+
+    def name_of(number: int, name: str = "") -> str:
+        return name or tensors[number].name
+
     for name, value in entries.items():
         if not isinstance(value, torch.Tensor):
             ignored.append(str(name))
@@ -153,10 +156,9 @@ def _named_tensors(entries: Mapping[object, object], inside: str | None, shown: 
         if not isinstance(name, str):
             raise InputError(f"{shown} holds a tensor under {name!r}", why="names are text")
         try:
-            same = storages.find(value, partial(str, name), lambda k: tensors[k].name)
+            same = storages.claim(len(tensors), value, (-1, name), name_of)
         except InputError as error:
             raise error.located(shown) from None
-        storages.add(len(tensors), value)
         first = None if same is None else tensors[same].same_as or tensors[same].name
         tensors.append(_named(name, value, first))
     return TorchFile(tensors, inside, ignored)
