@@ -1,0 +1,407 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.nn.utils import parametrizations
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from hpx import bundled
+from hpx.errors import InputError
+from hpx.graph.from_module import graph_from_module
+from hpx.graph.graph import ModuleGraph
+from hpx.graph.nodes import ModuleNode, TensorNode
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(6, 4)
+        self.head = nn.Linear(4, 6, bias=False)
+
+
+@pytest.fixture
+def fake_ranks() -> Iterator[None]:
+    dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+    yield
+    dist.destroy_process_group()
+
+
+def tensor(graph: ModuleGraph, path: str) -> TensorNode:
+    node = graph.get(path)
+    assert isinstance(node, TensorNode)
+    return node
+
+
+def module(graph: ModuleGraph, path: str) -> ModuleNode:
+    node = graph.get(path)
+    assert isinstance(node, ModuleNode)
+    return node
+
+
+def parameter_names(graph: ModuleGraph) -> list[list[str]]:
+    return [graph.paths(node.id) for node in graph.parameters()]
+
+
+def test_a_linear_gives_its_class_integers_and_parameters() -> None:
+    graph = graph_from_module(nn.Linear(4, 2))
+    root = module(graph, "")
+    assert root.spec.cls == "torch.nn.modules.linear.Linear"
+    assert root.attributes == {"in_features": 4, "out_features": 2}
+    assert parameter_names(graph) == [["weight"], ["bias"]]
+    assert tensor(graph, "weight").spec.shape == (2, 4)
+    assert tensor(graph, "weight").spec.dtype == "float32"
+    assert tensor(graph, "weight").spec.strides == (4, 1)
+    assert tensor(graph, "weight").spec.cls == "torch.nn.parameter.Parameter"
+
+
+def test_the_names_are_those_of_the_state_dict() -> None:
+    model = bundled.tiny_moe()
+    graph = graph_from_module(model)
+    assert [graph.path(node.id) for node in graph.parameters()] == list(model.state_dict())
+
+
+def test_ids_are_preorder_numbers_and_the_same_each_time() -> None:
+    first, second = graph_from_module(bundled.tiny_moe()), graph_from_module(bundled.tiny_moe())
+    assert first == second
+    assert [node.id for node in first.walk()] == list(range(len(first.nodes)))
+
+
+def test_ids_do_not_depend_on_modules_made_and_freed_before() -> None:
+    graphs = [
+        graph_from_module(nn.Sequential(*(nn.Linear(2, 2) for _ in range(100)))) for _ in range(3)
+    ]
+    assert graphs[0] == graphs[1] == graphs[2]
+    assert len({node.id for node in graphs[0].parameters()}) == 200
+
+
+def test_one_parameter_object_under_two_names_is_one_node() -> None:
+    model = Tied()
+    model.head.weight = model.embed.weight
+    assert parameter_names(graph_from_module(model)) == [["embed.weight", "head.weight"]]
+
+
+def test_one_storage_under_two_names_is_one_node() -> None:
+    model = Tied()
+    model.head.weight = nn.Parameter(model.embed.weight.data)
+    assert parameter_names(graph_from_module(model)) == [["embed.weight", "head.weight"]]
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_meta_tensors_are_tied_only_if_they_share_a_storage(share: bool) -> None:
+    with torch.device("meta"):
+        model = Tied()
+    if share:
+        model.head.weight = nn.Parameter(model.embed.weight.data)
+    names = parameter_names(graph_from_module(model))
+    assert names == (
+        [["embed.weight", "head.weight"]] if share else [["embed.weight"], ["head.weight"]]
+    )
+
+
+def test_a_tied_group_has_one_node_that_both_owners_hold() -> None:
+    model = Tied()
+    model.head.weight = model.embed.weight
+    graph = graph_from_module(model)
+    embed, head = module(graph, "embed"), module(graph, "head")
+    assert embed.children["weight"] == head.children["weight"]
+    assert len(list(graph.parameters())) == 1
+
+
+def test_a_transposed_view_of_the_same_storage_is_refused() -> None:
+    model = nn.Module()
+    model.a = nn.Linear(4, 6, bias=False)
+    model.b = nn.Linear(6, 4, bias=False)
+    model.b.weight = nn.Parameter(model.a.weight.data.t())
+    with pytest.raises(InputError, match=r"'b\.weight' \[4, 6\] overlaps a part of 'a\.weight'"):
+        graph_from_module(model)
+
+
+def test_a_parameter_that_is_a_part_of_another_is_refused() -> None:
+    model = nn.Module()
+    model.whole = nn.Parameter(torch.zeros(4, 2))
+    model.part = nn.Parameter(model.whole.data[1:3])
+    with pytest.raises(InputError, match=r"bytes 8\.\.24 and 0\.\.32 of one storage"):
+        graph_from_module(model)
+
+
+def test_the_columns_of_one_matrix_are_parameters_of_their_own() -> None:
+    model = nn.Module()
+    fused = torch.zeros(4, 6)
+    model.left, model.right = nn.Parameter(fused[:, :3]), nn.Parameter(fused[:, 3:])
+    assert parameter_names(graph_from_module(model)) == [["left"], ["right"]]
+
+
+def test_fake_tensors_give_the_graph_of_real_ones_but_for_their_class() -> None:
+    with FakeTensorMode():
+        fake = graph_from_module(Tied())
+    real = graph_from_module(Tied())
+    assert [graph.spec.shape for graph in fake.parameters()] == [
+        graph.spec.shape for graph in real.parameters()
+    ]
+    assert tensor(fake, "head.weight").spec.cls.endswith(".FakeTensor")
+
+
+def test_fake_tensors_keep_ties() -> None:
+    with FakeTensorMode():
+        model = Tied()
+        model.head.weight = nn.Parameter(model.embed.weight.data)
+        assert parameter_names(graph_from_module(model)) == [["embed.weight", "head.weight"]]
+
+
+@pytest.mark.usefixtures("fake_ranks")
+def test_a_dtensor_tells_its_global_shape_and_where_it_is_placed() -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    model = nn.Linear(4, 8)
+    model.weight = nn.Parameter(distribute_tensor(model.weight.data, mesh, [Replicate(), Shard(0)]))
+    spec = tensor(graph_from_module(model), "weight").spec
+    assert spec.shape == (8, 4)
+    assert spec.placed == (("dp", 2, "R"), ("tp", 2, "S(0)"))
+
+
+@pytest.mark.usefixtures("fake_ranks")
+def test_two_dtensors_of_one_shape_keep_their_own_placements() -> None:
+    mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("tp",))
+    model = nn.Module()
+    model.a = nn.Parameter(distribute_tensor(torch.zeros(4, 4), mesh, [Shard(0)]))
+    model.b = nn.Parameter(distribute_tensor(torch.zeros(4, 4), mesh, [Shard(1)]))
+    graph = graph_from_module(model)
+    assert tensor(graph, "a").spec.placed == (("tp", 4, "S(0)"),)
+    assert tensor(graph, "b").spec.placed == (("tp", 4, "S(1)"),)
+
+
+def test_a_shared_module_is_one_node_with_two_edges() -> None:
+    model = nn.Module()
+    model.a = nn.Linear(2, 2)
+    model.b = nn.Sequential(model.a)
+    graph = graph_from_module(model)
+    assert module(graph, "a").id == module(graph, "b").children["0"]
+    assert graph.paths(module(graph, "a").id) == ["a", "b.0"]
+    assert parameter_names(graph) == [["a.weight", "b.0.weight"], ["a.bias", "b.0.bias"]]
+
+
+def test_a_buffer_knows_whether_the_state_dict_has_it() -> None:
+    model = nn.Module()
+    model.register_buffer("kept", torch.zeros(2))
+    model.register_buffer("left_out", torch.zeros(3, dtype=torch.int64), persistent=False)
+    model.register_buffer("nothing", None)
+    graph = graph_from_module(model)
+    assert [(graph.path(b.id), b.spec.persistent) for b in graph.buffers()] == [
+        ("kept", True),
+        ("left_out", False),
+    ]
+
+
+def test_a_plain_tensor_attribute_is_a_tensor_that_is_no_parameter() -> None:
+    model = nn.Linear(2, 2)
+    model.scale = torch.ones(3)
+    graph = graph_from_module(model)
+    assert tensor(graph, "scale").kind == "tensor"
+    assert parameter_names(graph) == [["weight"], ["bias"]]
+
+
+def test_attributes_are_plain_integers_and_no_bools() -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.num_heads, self.causal, self.scale, self.name = 8, True, 0.5, "x"
+
+    assert module(graph_from_module(Attention()), "").attributes == {"num_heads": 8}
+
+
+def test_modules_of_one_class_keep_their_own_integers() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
+    graph = graph_from_module(model)
+    assert [module(graph, name).attributes for name in "01"] == [
+        {"in_features": 2, "out_features": 3},
+        {"in_features": 3, "out_features": 2},
+    ]
+
+
+def test_an_attribute_that_one_module_of_a_class_lacks_is_kept_for_the_other() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
+    vars(model[1])["num_heads"] = 4
+    vars(model[2])["num_heads"] = True
+    graph = graph_from_module(model)
+    assert [module(graph, name).attribute("num_heads") for name in "012"] == [None, 4, None]
+
+
+def test_frozen_parameters_are_known_as_frozen() -> None:
+    model = nn.Linear(2, 2)
+    model.weight.requires_grad_(False)
+    graph = graph_from_module(model)
+    assert not tensor(graph, "weight").spec.requires_grad
+    assert tensor(graph, "bias").spec.requires_grad
+
+
+def test_custom_attributes_of_a_parameter_are_listed_by_name() -> None:
+    model = nn.Linear(2, 2)
+    model.weight.sequence_parallel = True  # type: ignore[attr-defined]
+    graph = graph_from_module(model)
+    assert tensor(graph, "weight").spec.attributes == ("sequence_parallel",)
+    assert tensor(graph, "bias").spec.attributes == ()
+
+
+def test_hooks_are_listed_by_kind() -> None:
+    model = nn.Linear(2, 2)
+    model.register_forward_pre_hook(lambda *_: None)
+    model.register_forward_hook(lambda *_: None)
+    assert module(graph_from_module(model), "").spec.hooks == ("forward", "forward_pre")
+
+
+def test_containers_are_told_apart() -> None:
+    model = nn.ModuleDict({"l": nn.ModuleList(), "s": nn.Sequential(), "n": nn.ReLU()})
+    graph = graph_from_module(model)
+    containers = [module(graph, path).spec.container for path in ("", "l", "s", "n")]
+    assert containers == ["dict", "list", "sequential", None]
+
+
+def test_digits_are_names_wherever_they_were_registered() -> None:
+    model = nn.Module()
+    model.add_module("0", nn.ModuleDict({"7": nn.Linear(2, 2), "1": nn.Linear(3, 3)}))
+    graph = graph_from_module(model)
+    assert list(module(graph, "0").children) == ["7", "1"]
+    assert tensor(graph, "0.1.weight").shape == (3, 3)
+
+
+def test_names_that_are_also_methods_are_names() -> None:
+    model = nn.ModuleDict()
+    for name in ("type", "forward"):
+        model._modules[name] = nn.Linear(2, 2, bias=False)
+    assert parameter_names(graph_from_module(model)) == [["type.weight"], ["forward.weight"]]
+
+
+def test_twelve_experts_stand_in_the_order_of_their_list() -> None:
+    model = nn.ModuleList(nn.Linear(1, 1) for _ in range(12))
+    children = module(graph_from_module(model), "").children
+    assert list(children) == [str(index) for index in range(12)]
+
+
+def compiled(model: nn.Module) -> nn.Module:
+    wrapper = torch.compile(model, backend="eager")
+    assert isinstance(wrapper, nn.Module)
+    return wrapper
+
+
+def test_a_compiled_model_has_the_names_of_the_model() -> None:
+    graph = graph_from_module(compiled(nn.Sequential(nn.Linear(2, 2))))
+    assert parameter_names(graph) == [["0.weight"], ["0.bias"]]
+    assert graph.find("_orig_mod.0.weight") == graph.find("0.weight")
+
+
+def test_a_compiled_model_gives_the_same_graph_each_time() -> None:
+    graphs = [graph_from_module(compiled(nn.Linear(2, 2))) for _ in range(2)]
+    assert graphs[0] == graphs[1]
+
+
+def test_a_checkpointed_layer_has_the_name_of_the_layer() -> None:
+    model = nn.Sequential(checkpoint_wrapper(nn.Linear(2, 2)), nn.Linear(2, 2))
+    graph = graph_from_module(model)
+    assert parameter_names(graph)[0] == ["0.weight"]
+    assert graph.find("0._checkpoint_wrapped_module.weight") == graph.find("0.weight")
+    registered = graph.registered_path(tensor(graph, "0.weight").id)
+    assert model.get_parameter(registered) is next(model.parameters())
+
+
+@pytest.mark.usefixtures("fake_ranks")
+def test_the_prefix_of_data_parallel_models_is_no_part_of_names() -> None:
+    class Mine(nn.parallel.DistributedDataParallel):
+        pass
+
+    graph = graph_from_module(Mine(nn.Linear(2, 2)))
+    assert parameter_names(graph) == [["weight"], ["bias"]]
+    assert graph.find("module.weight") == graph.find("weight")
+
+
+def test_a_module_of_the_name_module_is_kept_if_nothing_wraps_it() -> None:
+    model = nn.Module()
+    model.add_module("module", nn.Linear(2, 2, bias=False))
+    assert parameter_names(graph_from_module(model)) == [["module.weight"]]
+
+
+@pytest.mark.parametrize("depth", [1_200, 5_000])
+def test_deeply_nested_modules_are_imported_and_named(depth: int) -> None:
+    model = root = nn.Module()
+    for _ in range(depth):
+        model.x = nn.Module()
+        model = model.x
+    model.weight = nn.Parameter(torch.zeros(1))
+    graph = graph_from_module(root)
+    (node,) = graph.parameters()
+    assert len(graph.nodes) == depth + 2
+    assert graph.find(graph.path(node.id)) == node.id
+    assert graph.paths(node.id) == [f"{'x.' * depth}weight"]
+
+
+def test_a_module_inside_itself_is_refused_by_name() -> None:
+    model = nn.Module()
+    model.a = nn.Module()
+    model.a.b = nn.Module()
+    model.a.b.back = model.a
+    with pytest.raises(InputError, match=r"module 'a\.b\.back' is 'a', which contains it"):
+        graph_from_module(model)
+
+
+def test_lazy_parameters_are_refused_by_name() -> None:
+    with pytest.raises(InputError, match=r"'1\.weight' is lazy and has no shape yet"):
+        graph_from_module(nn.Sequential(nn.ReLU(), nn.LazyLinear(3)))
+
+
+def test_a_tensor_without_a_fixed_shape_is_refused_by_name() -> None:
+    model = nn.Module()
+    rows = [torch.zeros(2), torch.zeros(3)]
+    model.ragged = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    with pytest.raises(InputError, match="'ragged' has no fixed shape"):
+        graph_from_module(model)
+
+
+def test_sparse_tensors_have_no_strides() -> None:
+    model = nn.Module()
+    model.register_buffer("sparse", torch.eye(3).to_sparse())
+    model.weight = nn.Parameter(torch.eye(3).to_sparse())
+    graph = graph_from_module(model)
+    assert tensor(graph, "sparse").spec.strides is None
+    assert tensor(graph, "weight").spec.shape == (3, 3)
+
+
+def test_parametrized_weights_are_listed_with_their_module() -> None:
+    graph = graph_from_module(nn.Sequential(parametrizations.weight_norm(nn.Linear(2, 2))))
+    assert module(graph, "0").spec.parametrized == ("weight",)
+
+
+def test_weights_of_the_older_weight_norm_are_listed_as_well() -> None:
+    with pytest.warns(FutureWarning):
+        layer = nn.utils.weight_norm(nn.Linear(2, 2))
+    assert module(graph_from_module(layer), "").spec.parametrized == ("weight",)
+
+
+def test_the_source_is_the_class_unless_it_is_given() -> None:
+    assert graph_from_module(Tied()).source == "module:Tied"
+    assert graph_from_module(Tied(), source="mine").source == "mine"
+
+
+def test_importing_reads_no_data() -> None:
+    model = bundled.tiny_llama()
+    before = {name: value._version for name, value in model.state_dict(keep_vars=True).items()}
+    ModuleGraph.from_module(model)
+    after = {name: value._version for name, value in model.state_dict(keep_vars=True).items()}
+    assert before == after
+
+
+def test_the_graph_package_loads_without_torch_and_networkx() -> None:
+    program = (
+        "import sys, hpx.graph, hpx.graph.sources; print({'torch', 'networkx'} & {*sys.modules})"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    )
+    assert answer.stdout.strip() == "set()"
