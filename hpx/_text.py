@@ -17,7 +17,6 @@ __all__ = [
     "counted",
     "event_text",
     "rule_place",
-    "rule_text",
     "shape_text",
     "value_text",
 ]
@@ -58,12 +57,6 @@ def rule_place(rule: Rule) -> str:
         return f"{rule.where} (default of the plan)"
     who = "model" if rule.source == "model" else "user file" if rule.file else "user, from Python"
     return f"{rule.where} {rule.pattern!r} ({who})"
-
-
-def rule_text(rule: Rule) -> str:
-    """A rule with what it says, and the reason that its author gives."""
-    reason = f": {rule.reason}" if rule.reason else ""
-    return f"{rule_place(rule)} says {rule.layout}{reason}"
 
 
 def value_text(value: object) -> str:

@@ -21,10 +21,18 @@ if TYPE_CHECKING:
     from hpx.provenance import Event
     from hpx.run import Run
 
-__all__ = ["Change", "Diff", "diff_runs"]
+__all__ = ["Change", "Diff", "FieldChange", "diff_runs"]
 
 _NUMBER: Final = re.compile(r"(?<=\.)[0-9]+(?=\.|\b)")
 _MAX_LINES: Final = 6
+
+
+class FieldChange(NamedTuple):
+    """One field and its two values as text."""
+
+    field: str
+    old: str
+    new: str
 
 
 @dataclass(frozen=True)
@@ -33,48 +41,43 @@ class Change:
 
     Attributes:
         what: ``added``, ``removed``, ``changed`` or ``attribute``.
-        field: Which field changed; empty for added and removed.
-        old: The first run's value as text.
-        new: The second run's.
+        fields: What changed of the parameter or attribute; nothing for added and removed.
+        value: For added and removed, what there is on the one side.
         names: The parameters (or ``module.attribute`` names), in the order of the tree.
-        why_old: Why the first run has it so.
-        why_new: Why the second has.
+        why_old: The events that explain the first run's side, one text each.
+        why_new: Those of the second.
     """
 
     what: str
-    field: str
-    old: str
-    new: str
+    fields: tuple[FieldChange, ...]
+    value: str
     names: tuple[str, ...]
-    why_old: str
-    why_new: str
+    why_old: tuple[str, ...]
+    why_new: tuple[str, ...]
 
     def to_json(self) -> dict[str, object]:
         """All of it, with names folded and their count."""
         return {
             "what": self.what,
-            "field": self.field,
-            "old": self.old,
-            "new": self.new,
+            "fields": [field._asdict() for field in self.fields],
+            "value": self.value or None,
             "count": len(self.names),
             "names": fold_names(self.names),
-            "why_old": self.why_old,
-            "why_new": self.why_new,
+            "why_old": list(self.why_old),
+            "why_new": list(self.why_new),
         }
 
     def lines(self) -> Iterator[str]:
         """The change as text."""
         kind = "attribute" if self.what == "attribute" else "parameter"
-        head = f"{self.field}: {self.old} -> {self.new}" if self.field else self.old or self.new
-        yield f"  {head}  ({counted(len(self.names), kind)})"
+        head = "; ".join(f"{field}: {old} -> {new}" for field, old, new in self.fields)
+        yield f"  {head or self.value}  ({counted(len(self.names), kind)})"
         folded = fold_names(self.names)
         yield from (f"    {name}" for name in folded[:_MAX_LINES])
         if len(folded) > _MAX_LINES:
             yield f"    and {len(folded) - _MAX_LINES} more lines; --json has them all"
-        if self.why_old:
-            yield f"      a: {self.why_old}"
-        if self.why_new:
-            yield f"      b: {self.why_new}"
+        yield from (f"      a: {why}" for why in self.why_old)
+        yield from (f"      b: {why}" for why in self.why_new)
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,7 @@ class Diff:
             lines.append(f"{title} ({total:,})")
             lines += [line for change in changes for line in change.lines()]
         if not self.changes:
-            lines.append("the parameters are equal")
+            lines.append("every parameter has the same layout, by the same rule")
         return "\n".join(lines)
 
 
@@ -170,7 +173,7 @@ def _layout_of(param: Param) -> str:
 
 def _rule_of(param: Param) -> str:
     rule = param.rule
-    return "none" if rule is None else f"{rule.pattern!r} -> {rule.layout} ({rule.source})"
+    return "none" if rule is None else f"{rule.pattern!r} says {rule.layout} ({rule.source})"
 
 
 _FIELDS: Final = (
@@ -178,26 +181,31 @@ _FIELDS: Final = (
     _Field("dtype", lambda param: param.dtype, None),
     _Field("requires_grad", lambda param: str(param.requires_grad).lower(), None),
     _Field("lineage", lambda param: param.lineage or "itself", None),
-    _Field("names", lambda param: ", ".join([param.name, *param.aliases]), None),
+    _Field("names", lambda param: ", ".join(sorted([param.name, *param.aliases])), None),
     _Field("layout", _layout_of, "layout"),
     _Field("mesh", lambda param: param.mesh or "none", "mesh"),
-    _Field("local shape", lambda param: shape_text(param.local_shape), "layout"),
     _Field("gradient summed over", lambda param: ", ".join(param.reduce) or "none", "reduce"),
     _Field("rule", _rule_of, "layout"),
 )
 
 
 class _Group(NamedTuple):
-    """Equal changes: what they have in common, and of each its name and its four texts."""
+    """Equal changes: what they have in common, and of each its name and all its texts."""
 
     what: str
-    field: str
+    fields: tuple[str, ...]
     names: list[str]
-    texts: list[tuple[str, str, str, str]]
+    texts: list[tuple[tuple[str, ...], ...]]
 
     def change(self) -> Change:
-        old, new, why_old, why_new = map(_folded, zip(*self.texts, strict=True))
-        return Change(self.what, self.field, old, new, tuple(self.names), why_old, why_new)
+        # Column by column: a text may differ from name to name in the numbers of a path.
+        columns = [tuple(map(_folded, zip(*rows, strict=True))) for rows in self._columns()]
+        old, new, value, why_old, why_new = columns
+        fields = tuple(map(FieldChange, self.fields, old, new))
+        return Change(self.what, fields, "".join(value), tuple(self.names), why_old, why_new)
+
+    def _columns(self) -> Iterator[tuple[tuple[str, ...], ...]]:
+        return zip(*self.texts, strict=True)
 
 
 class _Comparison:
@@ -206,38 +214,33 @@ class _Comparison:
     def __init__(self, a: Run, b: Run) -> None:
         self.a, self.b = a, b
         self.names_a, self.names_b = Names(a), Names(b)
-        self.groups: dict[tuple[str, ...], _Group] = {}
+        self.groups: dict[tuple[object, ...], _Group] = {}
 
     def changes(self) -> Iterator[Change]:
         for param in self.a.params:
             other = self.b.by_name.get(param.name)
             if other is None:
-                self.gone(param)
+                why_new = (_absence(self.b, self.names_b, param.name),)
+                why_old = (_made(self.a, self.names_a, param),)
+                self.add("removed", (), _value_of(param), param.name, why_old, why_new)
             else:
                 self.compare(param, other)
         for param in self.b.params:
             if param.name not in self.a.by_name:
-                self.new(param)
+                why_old = (_absence(self.a, self.names_a, param.name),)
+                why_new = (_made(self.b, self.names_b, param),)
+                self.add("added", (), _value_of(param), param.name, why_old, why_new)
         self.attributes()
         return (group.change() for group in self.groups.values())
 
     def compare(self, old: Param, new: Param) -> None:
-        for field in _FIELDS:
-            texts = field.text(old), field.text(new)
-            if texts[0] != texts[1] and not (field.name == "names" and _same_names(old, new)):
-                why_old = _why(self.a, old, field)
-                why_new = _why(self.b, new, field)
-                self.add("changed", field.name, *texts, old.name, why_old, why_new)
-
-    def gone(self, param: Param) -> None:
-        why_new = _absence(self.b, self.names_b, param.name)
-        text = f"{shape_text(param.shape)} {param.dtype}, {_layout_of(param)}"
-        self.add("removed", "", text, "", param.name, _made(self.a, self.names_a, param), why_new)
-
-    def new(self, param: Param) -> None:
-        why_old = _absence(self.a, self.names_a, param.name)
-        text = f"{shape_text(param.shape)} {param.dtype}, {_layout_of(param)}"
-        self.add("added", "", "", text, param.name, why_old, _made(self.b, self.names_b, param))
+        pairs = ((field, field.text(old), field.text(new)) for field in _FIELDS)
+        found = [(field, a, b) for field, a, b in pairs if a != b]
+        if found:
+            fields = [field for field, _, _ in found]
+            changes = tuple(FieldChange(field.name, a, b) for field, a, b in found)
+            whys = _why(self.a, old, fields), _why(self.b, new, fields)
+            self.add("changed", changes, "", old.name, *whys)
 
     def attributes(self) -> None:
         old, new = _edited(self.a, self.names_a), _edited(self.b, self.names_b)
@@ -248,18 +251,33 @@ class _Comparison:
             first = before or after
             assert first is not None
             texts = [str(first.old) if e is None else str(e.new) for e in (before, after)]
-            whys = ["no pass changed it" if e is None else _event_text(e) for e in (before, after)]
-            self.add("attribute", name.rpartition(".")[2], texts[0], texts[1], name, *whys)
+            whys = [
+                ("no pass changed it" if e is None else _event_text(e),) for e in (before, after)
+            ]
+            changed = FieldChange(name.rpartition(".")[2], *texts)
+            self.add("attribute", (changed,), "", name, *whys)
 
     def add(
-        self, what: str, field: str, old: str, new: str, name: str, why_old: str, why_new: str
+        self,
+        what: str,
+        fields: tuple[FieldChange, ...],
+        value: str,
+        name: str,
+        why_old: tuple[str, ...],
+        why_new: tuple[str, ...],
     ) -> None:
+        named = tuple(field.field for field in fields)
+        old, new = tuple(field.old for field in fields), tuple(field.new for field in fields)
+        texts = (old, new, (value,), why_old, why_new)
         # Numbers inside names differ from layer to layer; what is else equal is one change.
-        texts = (old, new, why_old, why_new)
-        key = (what, field, *(_NUMBER.sub("#", text) for text in texts))
-        group = self.groups.setdefault(key, _Group(what, field, [], []))
+        key = (what, named, *(tuple(map(_without_numbers, column)) for column in texts))
+        group = self.groups.setdefault(key, _Group(what, named, [], []))
         group.names.append(name)
         group.texts.append(texts)
+
+
+def _without_numbers(text: str) -> str:
+    return _NUMBER.sub("#", text)
 
 
 def _folded(texts: Iterable[str]) -> str:
@@ -268,8 +286,8 @@ def _folded(texts: Iterable[str]) -> str:
     return lines[0] if len(lines) == 1 else f"{lines[0]}, and the like"
 
 
-def _same_names(old: Param, new: Param) -> bool:
-    return {old.name, *old.aliases} == {new.name, *new.aliases}
+def _value_of(param: Param) -> str:
+    return f"{shape_text(param.shape)} {param.dtype}, layout {_layout_of(param)}"
 
 
 def _event_text(event: Event, rule: Rule | None = None) -> str:
@@ -278,16 +296,22 @@ def _event_text(event: Event, rule: Rule | None = None) -> str:
     return f"{event.pass_} (step {event.step}): {event.why}{where}"
 
 
-def _why(run: Run, param: Param, field: _Field) -> str:
-    """The last event that decided a field; empty where none did."""
+def _why(run: Run, param: Param, fields: list[_Field]) -> tuple[str, ...]:
+    """The last events that decided the fields, those of structure first."""
     events = [run.events[seq] for seq in param.events]
-    if field.key is not None:
-        events = [event for event in events if event.kind == "set" and event.key == field.key]
-    else:
-        events = [event for event in events if event.kind in ("derive", "alias", "rename")]
-    if events:
-        return _event_text(events[-1])
-    return "no pass decided it" if field.key else ""
+    found: dict[str, None] = {}
+    for key in dict.fromkeys(field.key for field in fields):
+        if key is None:
+            deciding = [event for event in events if event.kind in ("derive", "alias", "rename")]
+        elif key == "mesh" and any(field.key == "layout" for field in fields):
+            continue  # it follows from the layout
+        else:
+            deciding = [event for event in events if event.kind == "set" and event.key == key]
+        if deciding:
+            found[_event_text(deciding[-1])] = None
+        elif key is not None:
+            found[f"no pass decided its {key}"] = None
+    return tuple(found)
 
 
 def _made(run: Run, names: Names, param: Param) -> str:

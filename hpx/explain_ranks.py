@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["held_by_rank", "held_by_ranks", "slot_holders"]
 
-_MAX_PIECES = 16
+_MAX_PIECES = 8
+_MAX_POSITIONS = 4096
 
 
 def held_by_ranks(run: Run, param: Param) -> Iterator[str]:
@@ -48,12 +49,15 @@ def held_by_ranks(run: Run, param: Param) -> Iterator[str]:
 
 
 def _pieces(run: Run, param: Param) -> Iterator[str]:
-    found = list(islice(pieces(param, run.mesh), _MAX_PIECES + 1))
+    found = list(islice(pieces(param, run.mesh), _MAX_POSITIONS))
     width = max(len(piece.position) for piece in found)
-    for piece in found[:_MAX_PIECES]:
-        yield f"    {piece.position:<{width}}  {ranges_text(piece.ranges)}"
-    if len(found) > _MAX_PIECES:
-        yield "    and so on; --rank R shows any other"
+    lines = [f"    {piece.position:<{width}}  {ranges_text(piece.ranges)}" for piece in found]
+    if len(lines) <= _MAX_PIECES:
+        yield from lines
+        return
+    yield from lines[: _MAX_PIECES // 2]
+    yield f"    {'...':<{width}}  --rank R shows any other"
+    yield lines[-1]
 
 
 def slot_holders(run: Run, names: Names, found: Found, param: Param) -> Iterator[str]:

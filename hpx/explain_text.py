@@ -14,7 +14,6 @@ from hpx._text import (
     counted,
     event_text,
     rule_place,
-    rule_text,
     shape_text,
     value_text,
 )
@@ -146,15 +145,11 @@ def decision(run: Run, param: Param) -> str:
         return "no layout: no pass of this run decided one, so every rank holds it whole"
     event = _layout_event(run, param)
     rule = param.rule
-    cut = "cut" if layout.shards else "replicated"
-    if rule is not None and rule.source == "default":
-        text = f"{cut}, by default: no rule matches; {rule_text(rule)}"
-    elif rule is not None:
-        text = f"{cut}, because its rule says so: {rule_text(rule)}"
-    else:
-        text = f"{cut}, without a rule: {event.why if event else 'nobody says why'}"
+    why = event.why if event else "nobody says why"
+    place = f" [{rule_place(rule)}]" if rule is not None else " (no rule of the plan)"
     role = _role(run, param)
-    return f"{text}; {role}" if role else text
+    text = f"{'cut' if layout.shards else 'replicated'}, {why}{place}"
+    return f"{text}; {role}" if role and role[:8] not in why else text
 
 
 def _layout_event(run: Run, param: Param) -> Event | None:
@@ -177,7 +172,7 @@ def _role(run: Run, param: Param) -> str:
     weight_id = run.tree.find(f"{owner}.weight")
     weight = None if weight_id is None else run.param(weight_id)
     if weight is not None and weight.layout is not None and weight.layout.dim("tp") == 1:
-        return f"it is the bias of a rowwise layer ({weight.name} is {weight.layout}): added once"
+        return f"bias of a rowwise layer ({weight.name} is {weight.layout}): added once"
     return ""
 
 

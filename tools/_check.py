@@ -1,0 +1,199 @@
+"""``hpx plan --check``: what a plan decides for each parameter, and what is wrong with it.
+
+The plan is run through the pipeline. Where the pipeline refuses it, the table has what the rules
+say by themselves, on the graph as far as the passes before the refusal could bring it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from hpx.errors import HpxError, LayoutError, ManyErrors, UsageError, did_you_mean
+from hpx.graph.graph import ModuleGraph
+from hpx.graph.nodes import TensorNode, item_size
+from hpx.layout import Layout, local_shape
+from hpx.lineage import describe
+from hpx.mesh import MeshSpec
+from hpx.params import Param
+from hpx.pipeline.info import Pass
+from hpx.pipeline.manager import PassManager, Progress
+from hpx.pipeline.request import Request
+from hpx.plan import Pattern, Rule, ShardingPlan, match_parameters
+from hpx.run import Run, run
+from hpx.tools._folding import fold_params, unfolded
+from hpx.tools._report import layout_table, problem_lines, problem_to_json, uneven_lines
+from hpx.tools._tables import Block
+
+__all__ = ["Check", "check_plan"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """A plan on a model.
+
+    Attributes:
+        plan: The plan.
+        mesh: The mesh.
+        params: The parameters with what the plan decides, or what its rules say.
+        findings: Why the pipeline refused the plan; empty if it did not.
+        run: The run; None where the pipeline refused.
+    """
+
+    plan: ShardingPlan
+    mesh: MeshSpec
+    params: tuple[Param, ...]
+    findings: tuple[HpxError, ...]
+    run: Run | None
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is nothing to look at: no finding, and no problem but remarks."""
+        problems = self.run.problems if self.run else ()
+        return not self.findings and all(problem.level == "info" for problem in problems)
+
+    def report(self, params: Sequence[Param], *, every: bool) -> list[Block]:
+        """The table, with one row for each parameter if ``every``; see `verdict` for the rest."""
+        rows = unfolded(params) if every else fold_params(params)
+        return [layout_table(rows, full_rule=True)]
+
+    def verdict(self) -> list[Block]:
+        """What is wrong, and one line that says whether the plan fits."""
+        blocks: list[Block] = []
+        if self.run is not None and (lines := list(uneven_lines(self.run))):
+            blocks += ["", "uneven", *lines]
+        if self.findings:
+            blocks += ["", f"problems ({len(self.findings)})", *_finding_lines(self.findings)]
+        elif self.run is not None and self.run.problems:
+            blocks += ["", f"problems ({len(self.run.problems)})", *problem_lines(self.run)]
+        verdict = "fits" if self.ok else "has problems"
+        blocks += ["", f"the plan {verdict}: {self._counts()}"]
+        return blocks
+
+    def _counts(self) -> str:
+        cut = sum(1 for param in self.params if param.layout is not None and param.layout.shards)
+        without = sum(1 for param in self.params if param.rule is None)
+        return f"{len(self.params):,} parameters, {cut:,} cut, {without:,} without a rule"
+
+    def to_json(self, params: Sequence[Param]) -> dict[str, object]:
+        """``{mesh, plan, ok, refused, parameters, problems}``."""
+        problems: list[dict[str, object]] = [
+            {"level": "error", "text": str(finding), "hint": finding.fix or "", "names": []}
+            for finding in self.findings
+        ]
+        if self.run is not None:
+            problems += [problem_to_json(self.run, problem) for problem in self.run.problems]
+        return {
+            "mesh": str(self.mesh),
+            "plan": self.plan.file,
+            "ok": self.ok,
+            "refused": self.run is None,
+            "parameters": [param.to_json() for param in params],
+            "problems": problems,
+        }
+
+    def matching(self, text: str | None) -> list[Param]:
+        """The parameters that a pattern names; all without one.
+
+        Raises:
+            UsageError: It names none.
+            PlanError: It is malformed.
+        """
+        if text is None:
+            return list(self.params)
+        pattern = Pattern.parse(text)
+        found = [
+            param
+            for param in self.params
+            if any(pattern.matches(name) for name in (param.name, *param.aliases))
+        ]
+        if not found:
+            names = [param.name for param in self.params[:2000]]
+            raise UsageError(
+                f"no parameter matches {text!r}",
+                fix=did_you_mean(text, names) or "** is any number of parts, * is one",
+            )
+        return found
+
+
+def check_plan(
+    graph: ModuleGraph,
+    plan: ShardingPlan,
+    mesh: MeshSpec,
+    passes: Sequence[Pass],
+    progress: Progress | None = None,
+) -> Check:
+    """Run a plan, or say what its rules say where the pipeline refuses it."""
+    try:
+        done = run(graph, plan, mesh, passes, progress=progress)
+    except ManyErrors as error:
+        findings = tuple(error.findings)
+    except HpxError as error:
+        findings = (error,)
+    else:
+        return Check(plan, mesh, tuple(done.params), (), done)
+    reached = _prepared(graph, plan, mesh, passes)
+    return Check(plan, mesh, tuple(_said(graph, reached, plan, mesh)), findings, None)
+
+
+def _prepared(
+    graph: ModuleGraph, plan: ShardingPlan, mesh: MeshSpec, passes: Sequence[Pass]
+) -> ModuleGraph:
+    """The graph as the rules would see it, as far as the passes before them work."""
+    before: list[Pass] = []
+    for pass_ in passes:
+        if "structure" in pass_.info.writes:
+            try:
+                PassManager([*before, pass_]).run(graph, Request(plan, mesh))
+            except HpxError:
+                continue
+            before.append(pass_)
+    return PassManager(before).run(graph, Request(plan, mesh)).graph
+
+
+def _said(
+    entry: ModuleGraph, graph: ModuleGraph, plan: ShardingPlan, mesh: MeshSpec
+) -> Iterator[Param]:
+    """The parameters with the layouts of the rules that match them."""
+    result = match_parameters(graph, plan.params)
+    for node in graph.parameters():
+        rule = result.rule(node.id) or plan.fallback
+        layout = None if rule is None else _resolved(rule, mesh, node)
+        local = node.shape if layout is None else _local(node.shape, layout, mesh)
+        names = graph.paths(node.id)
+        yield Param(
+            id=node.id,
+            name=names[0],
+            aliases=tuple(names[1:]),
+            kind=node.kind,
+            shape=node.shape,
+            dtype=node.spec.dtype,
+            requires_grad=node.spec.requires_grad,
+            layout=layout,
+            mesh=None if layout is None else mesh.view_of(layout).name,
+            local_shape=local,
+            bytes=node.spec.num_bytes,
+            local_bytes=math.prod(local) * item_size(node.spec.dtype),
+            lineage=None if node.lineage is None else describe(node.lineage, entry.path),
+            rule=rule,
+            events=(),
+            reduce=(),
+        )
+
+
+def _resolved(rule: Rule, mesh: MeshSpec, node: TensorNode) -> Layout | None:
+    try:
+        return rule.layout.resolve(mesh, len(node.shape))
+    except LayoutError:
+        return None  # the pipeline's findings say so
+
+
+def _local(shape: tuple[int, ...], layout: Layout, mesh: MeshSpec) -> tuple[int, ...]:
+    view = mesh.view_of(layout)
+    return local_shape(shape, layout, view.sizes, view.coordinate(0))
+
+
+def _finding_lines(findings: Iterable[HpxError]) -> Iterator[str]:
+    for finding in findings:
+        yield from (f"  {line}" for line in f"error: {finding}".splitlines())

@@ -1,0 +1,162 @@
+"""What ``hpx run`` prints: problems, model, schedule, layouts, uneven pieces and the log."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from hpx._text import bytes_text, counted, shape_text
+from hpx.explain_text import event_line
+from hpx.holding import uneven
+from hpx.lookup import Names
+from hpx.pipeline.context import Problem
+from hpx.ranges import fold_names
+from hpx.run import Run
+from hpx.tools._folding import Folded, fold_params
+from hpx.tools._tables import Block, Table
+
+__all__ = ["layout_table", "problem_lines", "problem_to_json", "run_report", "uneven_lines"]
+
+_MAX_NAMES = 6
+_HEADINGS = (
+    *("parameters", "count", "shape", "dtype", "layout", "mesh"),
+    *("local shape", "a rank", "rule"),
+)
+
+
+def run_report(run: Run, *, verbose: bool) -> list[Block]:
+    """The whole report, problems first."""
+    blocks: list[Block] = []
+    if run.problems:
+        blocks += [f"problems ({len(run.problems)})", *problem_lines(run), ""]
+    blocks += _summary(run)
+    blocks += ["", "schedule"]
+    blocks.append(
+        Table(
+            ("step", "pass", "because"),
+            tuple(
+                (str(step["step"]), str(step["pass"]), "; ".join(step["because"]))
+                for step in run.schedule
+            ),
+            frozenset(["step"]),
+        )
+    )
+    blocks += ["", "layouts", layout_table(fold_params(run.params))]
+    lines = list(uneven_lines(run))
+    if lines:
+        blocks += ["", "uneven", *lines]
+    blocks += ["", *_log_summary(run)]
+    if verbose:
+        names = Names(run)
+        blocks += (f"  {event.seq} {event_line(event, names)}" for event in run.events)
+    return blocks
+
+
+def problem_lines(run: Run) -> Iterator[str]:
+    """Problems, errors before warnings, each with its names and its hint."""
+    order = ("error", "warning", "info")
+    for problem in sorted(run.problems, key=lambda problem: order.index(problem.level)):
+        yield f"  {problem.level}: {problem.text}"
+        names = fold_names(_names_of(run, problem))
+        named = [name for name in names[:_MAX_NAMES] if name and name not in problem.text]
+        if named:
+            more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+            yield f"    at {', '.join(named)}{more}"
+        if problem.hint:
+            yield f"    hint: {problem.hint}"
+
+
+def problem_to_json(run: Run, problem: Problem) -> dict[str, object]:
+    """``{level, text, hint, names}``."""
+    return {
+        "level": problem.level,
+        "text": problem.text,
+        "hint": problem.hint,
+        "names": fold_names(_names_of(run, problem)),
+    }
+
+
+def _names_of(run: Run, problem: Problem) -> list[str]:
+    if not problem.nodes:
+        return []
+    names = Names(run)
+    return [names.path(node) for node in problem.nodes]
+
+
+def _summary(run: Run) -> Iterator[str]:
+    model = run.model
+    held = sum(param.local_bytes for param in run.params)
+    experts = sum(param.local_bytes for param in run.params if param.mesh == "expert")
+    of = f" ({bytes_text(experts)} of it experts)" if experts else ""
+    expert = f", expert mesh {run.mesh.expert}" if run.mesh.expert else ""
+    tensors = counted(len(run.params), "parameter")
+    at_first = counted(int(model["num_parameters"]), "parameter")
+    yield (
+        f"model     {model['source'] or '(from Python)'}: {at_first}, "
+        f"{int(model['num_elements']):,} elements, {bytes_text(int(model['bytes']))}"
+    )
+    yield f"mesh      {run.mesh}: {counted(run.mesh.world_size, 'rank')}{expert}"
+    yield f"plan      {run.plan.file or '(from Python)'}: {counted(len(run.plan.params), 'rule')}"
+    yield f"pipeline  {run.pipeline or '(empty)'}"
+    yield f"result    {tensors}; rank 0 holds {bytes_text(held)}{of}, and no rank more"
+
+
+def layout_table(rows: Sequence[Folded], *, full_rule: bool = False) -> Table:
+    """Parameters with shape, layout, what a rank holds and the rule that decided."""
+    return Table(
+        (
+            "parameters",
+            "count",
+            "shape",
+            "dtype",
+            "layout",
+            "mesh",
+            "local shape",
+            "a rank",
+            "rule",
+        ),
+        tuple(_layout_row(row, full_rule=full_rule) for row in rows),
+        frozenset(["count", "a rank"]),
+    )
+
+
+def _layout_row(row: Folded, *, full_rule: bool) -> tuple[str, ...]:
+    param = row.first
+    rule = "-"
+    if param.rule is not None:
+        source = param.rule.source
+        who = f" ({source})" if source != "user" else ""
+        pattern = f" {param.rule.pattern!r}" if full_rule and source != "default" else ""
+        place = param.rule.where.rpartition("/")[2]
+        rule = f"{place}{pattern}{who}"
+    return (
+        row.name,
+        str(row.count),
+        shape_text(param.shape),
+        param.dtype if param.requires_grad else f"{param.dtype}, frozen",
+        "-" if param.layout is None else str(param.layout),
+        param.mesh or "-",
+        shape_text(param.local_shape),
+        bytes_text(param.local_bytes * row.count),
+        rule,
+    )
+
+
+def uneven_lines(run: Run) -> Iterator[str]:
+    """Parameters whose pieces differ in size, with every size and the empty ranks."""
+    for row in fold_params(param for param in run.params if param.layout is not None):
+        found = uneven(row.first, run.mesh)
+        if found is not None:
+            yield f"  {row.name} {shape_text(row.first.shape)}, {found}"
+
+
+def _log_summary(run: Run) -> Iterator[str]:
+    total = sum(timing.seconds for timing in run.timings)
+    yield f"log: {counted(len(run.events), 'event')} in {total:.2f} s"
+    for timing in run.timings:
+        kinds = Counter(event.kind for event in run.events if event.step == timing.step)
+        counts = ", ".join(f"{number:,} {kind}" for kind, number in kinds.items())
+        yield (
+            f"  {timing.step} {timing.name}: {counts}; {counted(timing.nodes, 'node')}, "
+            f"{timing.seconds:.3f} s"
+        )

@@ -1,0 +1,105 @@
+"""Tables and reports on stdout: plain columns, or as wide as the terminal where there is one."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+__all__ = ["Block", "Table", "emit", "emit_json", "emit_report", "json_text", "plain_report"]
+
+_BROKEN_PIPE: Final = 141  # what a shell reports of a program that SIGPIPE ended
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under headings.
+
+    Attributes:
+        headings: One for each column.
+        rows: As many texts in each.
+        right: Columns that hold numbers, by heading.
+    """
+
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    right: frozenset[str] = frozenset()
+
+    def plain(self) -> str:
+        """Columns side by side, as wide as what they hold."""
+        lines = [self.headings, *self.rows]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(self.headings))]
+        return "\n".join(self._line(line, widths) for line in lines)
+
+    def _line(self, cells: Sequence[str], widths: Sequence[int]) -> str:
+        aligned = [
+            cell.rjust(width) if heading in self.right else cell.ljust(width)
+            for heading, cell, width in zip(self.headings, cells, widths, strict=True)
+        ]
+        return "  ".join(aligned).rstrip()
+
+
+Block: TypeAlias = str | Table
+"""A piece of a report; blocks are printed one below the other."""
+
+
+def plain_report(blocks: Iterable[Block]) -> str:
+    """The report as a file holds it."""
+    return "\n".join(b.plain() if isinstance(b, Table) else b for b in blocks)
+
+
+def emit_report(blocks: Sequence[Block]) -> None:
+    """Print a report; tables take the terminal's width where stdout is one."""
+    if not sys.stdout.isatty():
+        emit(plain_report(blocks))
+        return
+    from io import StringIO
+
+    from rich.console import Console
+
+    width = os.get_terminal_size(sys.stdout.fileno()).columns or 80
+    console = Console(file=StringIO(), force_terminal=True, width=width)
+    for block in blocks:
+        if isinstance(block, Table):
+            console.print(_rich(block))
+        else:
+            console.print(block, markup=False, highlight=False, soft_wrap=True)
+    assert isinstance(console.file, StringIO)
+    emit(console.file.getvalue().rstrip("\n"))
+
+
+def _rich(table: Table) -> object:
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    made = RichTable(box=None, pad_edge=False, header_style="bold")
+    for heading in table.headings:
+        right = heading in table.right
+        made.add_column(Text(heading), justify="right" if right else "left", overflow="fold")
+    for row in table.rows:
+        made.add_row(*map(Text, row))
+    return made
+
+
+def emit(text: str) -> None:
+    """Write a line or more to stdout, now; end quietly if nobody reads any more."""
+    try:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # What is still in the buffer must not fail once more when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(_BROKEN_PIPE) from None
+
+
+def json_text(value: object) -> str:
+    """A value as JSON that people can read too."""
+    return json.dumps(value, indent=2, ensure_ascii=False)
+
+
+def emit_json(value: object) -> None:
+    """Write a value to stdout as JSON."""
+    emit(json_text(value))

@@ -1,0 +1,351 @@
+"""The command ``hpx``: run a plan, explain a run, compare runs, list passes, check a plan.
+
+Data goes to stdout and everything else to stderr. Nothing heavy is imported before a command needs
+it: torch for reading a model, networkx for an order, rich for a terminal.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Final, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from hpx.errors import HpxError
+    from hpx.mesh import MeshSpec
+    from hpx.plan import ShardingPlan
+
+__all__ = ["app", "main"]
+
+_INTERRUPTED: Final = 130
+_FOUND: Final = 1
+
+app = typer.Typer(
+    name="hpx",
+    help="Prepare a PyTorch model for parallel training, and explain every layout.\n\n"
+    "MODEL is a .safetensors, .pt, .pth or .bin file, a checkpoint folder, a Hugging Face "
+    "config.json, or package.module:factory. Weights are never read.\n\n"
+    "Exit codes: 0 ok; 1 a check or diff found something; 2 wrong use, no such file, bad plan or "
+    "pipeline; 3 unreadable or unsupported input; 4 refused as unsafe; 6 too large.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Model = Annotated[
+    str, typer.Argument(metavar="MODEL", help="Checkpoint, config.json or package.module:factory.")
+]
+Mesh = Annotated[
+    str | None,
+    typer.Option(
+        metavar="AXES", help="Such as dp=4,tp=8,ep=16. May be left out if the plan names its mesh."
+    ),
+]
+PipelineText = Annotated[
+    str,
+    typer.Option(
+        "--pipeline",
+        "-p",
+        metavar="TEXT",
+        help="Passes, such as '@default, shard-params{uneven=allow}, !localize'.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+RunFile = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run saved by hpx run ... -o run.json.")
+]
+
+
+def _version(value: bool) -> None:
+    if value:
+        from hpx import __version__
+
+        print(f"hpx {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None: ...
+
+
+@app.command("run")
+def run_command(
+    model: Model,
+    plan: Annotated[str, typer.Option(metavar="FILE", help="The plan, a YAML file.")],
+    mesh: Mesh = None,
+    pipeline: PipelineText = "@default",
+    order: Annotated[
+        Literal["auto", "given"],
+        typer.Option(help="auto sorts the passes; given only checks the order as listed."),
+    ] = "auto",
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", metavar="FILE", help="Save the run as JSON.")
+    ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Print every event of the log.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Work out a plan on a model: schedule, layouts, bytes per rank, problems, log.
+
+    This is a dry run: no weight is read and no tensor is touched.
+    """
+    _check_writable(output)
+    sharding, spec = _request(plan, mesh)
+    from hpx.pipeline.textform import as_passes
+
+    passes = as_passes(pipeline)
+
+    from hpx.tools._progress import Progress
+
+    with Progress(f"reading {model}") as progress:
+        from hpx.graph.sources import open_model
+        from hpx.run import run
+
+        graph = open_model(model)
+        done = run(graph, sharding, spec, passes, order=order, progress=progress.step)
+        progress.say("writing")
+        if output is not None:
+            done.save(output)
+    from hpx.tools._tables import emit_json, emit_report
+
+    if json:
+        emit_json(done.to_json())
+    else:
+        from hpx.tools._report import run_report
+
+        emit_report(run_report(done, verbose=verbose))
+    _wrote(output)
+    if any(problem.level == "error" for problem in done.problems):
+        raise typer.Exit(_FOUND)
+
+
+@app.command("explain")
+def explain_command(
+    run: RunFile,
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="A parameter, buffer, module or module.attribute, by any name it has or had.",
+        ),
+    ],
+    why_not: Annotated[
+        str | None,
+        typer.Option("--why-not", metavar="PASS", help="Ask why this pass did nothing to it."),
+    ] = None,
+    rank: Annotated[
+        int | None, typer.Option(metavar="R", help="Say exactly what this global rank holds.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Explain one name: where it comes from, what each pass did and why, what a rank holds."""
+    from hpx.errors import UsageError
+    from hpx.run import Run
+    from hpx.tools._tables import emit, emit_json
+
+    if why_not is not None and rank is not None:
+        raise UsageError("--why-not and --rank ask different things", fix="give one of them")
+    loaded = Run.load(run)
+    answer = loaded.explain(name, rank=rank) if why_not is None else loaded.why_not(name, why_not)
+    if json:
+        emit_json(answer.to_json())
+    else:
+        emit(str(answer))
+
+
+@app.command("diff")
+def diff_command(
+    run_a: Annotated[str, typer.Argument(metavar="RUN_A", help="The old run.")],
+    run_b: Annotated[str, typer.Argument(metavar="RUN_B", help="The new run.")],
+    json: Json = False,
+) -> None:
+    """Compare two runs by parameter; exits with 1 if they differ."""
+    from hpx.run import Run
+    from hpx.tools._progress import Progress
+    from hpx.tools._tables import emit, emit_json
+
+    with Progress("comparing"):
+        diff = Run.load(run_a).diff(Run.load(run_b))
+        text = "" if json else str(diff)
+    if json:
+        emit_json(diff.to_json())
+    else:
+        emit(text)
+    if diff:
+        raise typer.Exit(_FOUND)
+
+
+@app.command("passes")
+def passes_command(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Tell all about this pass.")
+    ] = None,
+    pipeline: Annotated[
+        str | None,
+        typer.Option("--pipeline", "-p", metavar="TEXT", help="Show the order of this pipeline."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """List the passes; tell about one; or show the order that a pipeline gets, and why."""
+    from hpx.errors import UsageError
+    from hpx.tools import _passes
+    from hpx.tools._tables import emit_json, emit_report
+
+    if name is not None and pipeline is not None:
+        raise UsageError("NAME and --pipeline ask different things", fix="give one of them")
+    if pipeline is not None:
+        from hpx.pipeline import as_passes, format_pipeline, schedule
+
+        passes = as_passes(pipeline)
+        plan, text = schedule(passes, None), format_pipeline(passes)
+        if json:
+            emit_json(_passes.schedule_to_json(plan, text))
+        else:
+            emit_report(_passes.schedule_report(plan, text))
+    elif name is not None:
+        if json:
+            emit_json(_passes.pass_to_json(name))
+        else:
+            emit_report(_passes.describe_pass(name))
+    elif json:
+        emit_json(_passes.passes_to_json())
+    else:
+        emit_report(_passes.list_passes())
+
+
+@app.command("plan")
+def plan_command(
+    model: Model,
+    mesh: Mesh = None,
+    check: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The plan to check, a YAML file.")
+    ] = None,
+    pipeline: PipelineText = "@default",
+    pattern: Annotated[
+        str | None,
+        typer.Option("--filter", metavar="PATTERN", help="Only parameters that it matches."),
+    ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="One row for each parameter, nothing folded.")
+    ] = False,
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write the table to a file."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Check a plan: a table of all parameters with their rules, then what is wrong.
+
+    Exits with 1 if there are problems; the table is written all the same.
+    """
+    from hpx.errors import UsageError
+
+    if check is None:
+        raise UsageError(
+            "deriving a plan from a model is not there yet",
+            fix="write one and check it with --check plan.yaml",
+        )
+    _check_writable(output)
+    sharding, spec = _request(check, mesh)
+    from hpx.pipeline.textform import as_passes
+
+    passes = as_passes(pipeline)
+    from hpx.tools._progress import Progress
+
+    with Progress(f"reading {model}") as progress:
+        from hpx.graph.sources import open_model
+        from hpx.tools._check import check_plan
+
+        result = check_plan(open_model(model), sharding, spec, passes, progress.step)
+        params = result.matching(pattern)
+    from hpx.tools._tables import Block, emit_report, json_text, plain_report
+
+    table: list[Block] = result.report(params, every=every)
+    if json:
+        table = [json_text(result.to_json(params))]
+    if output is not None:
+        from pathlib import Path
+
+        from hpx._files import write_text
+
+        write_text(Path(output), plain_report(table) + "\n")
+        table = []
+    emit_report([*table, *([] if json else result.verdict())])
+    _wrote(output)
+    if not result.ok:
+        raise typer.Exit(_FOUND)
+
+
+def _request(plan: str, mesh: str | None) -> tuple[ShardingPlan, MeshSpec]:
+    """The plan and the mesh, before anything slow is started."""
+    from hpx.errors import UsageError
+    from hpx.mesh import MeshSpec
+    from hpx.plan import ShardingPlan
+
+    given = None if mesh is None else MeshSpec.parse(mesh)
+    sharding = ShardingPlan.from_file(plan)
+    if given is None and sharding.mesh is None:
+        raise UsageError(
+            "there is no mesh",
+            why=f"{plan} names none",
+            fix="give --mesh such as dp=4,tp=8, or write mesh: in the plan",
+        )
+    spec = given or MeshSpec.parse(sharding.mesh or "")
+    sharding.check_mesh(spec)
+    return sharding, spec
+
+
+def _check_writable(output: str | None) -> None:
+    """Refuse a place that cannot be written before the work is done, not after it."""
+    from pathlib import Path
+
+    from hpx.errors import UsageError
+
+    if output is None:
+        return
+    path = Path(output)
+    if path.is_dir():
+        raise UsageError(f"cannot write {output}", why="it is a folder")
+    if not path.parent.is_dir():
+        raise UsageError(f"cannot write {output}", why=f"there is no folder {path.parent}")
+
+
+def _wrote(output: str | None) -> None:
+    if output is not None:
+        print(f"hpx: wrote {output}", file=sys.stderr)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code; bad input is one line on stderr."""
+    try:
+        app(args=None if arguments is None else list(arguments), prog_name="hpx")
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else int(bool(stop.code))
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except Exception as error:
+        from hpx.errors import HpxError
+
+        if not isinstance(error, HpxError):
+            raise
+        return _told(error)
+    return 0
+
+
+def _told(error: HpxError) -> int:
+    print(f"hpx: error: {error}", file=sys.stderr)
+    return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
