@@ -139,6 +139,12 @@ class _Importer:
         # Looking at every value of 60,000 modules takes longer than all the rest: only those are
         # looked at that a module of torch's own does not have.
         if form is None or form.names != tuple(fields) or form.types != _types(form.own(fields)):
+            if issubclass(cls, torch.jit.ScriptModule):
+                raise InputError(
+                    "the model is, or contains, a TorchScript program",
+                    why="its modules cannot be changed",
+                    fix="give the module that it was made from",
+                )
             made = _Form(tuple(fields), fields)
             form = self.forms.setdefault((made.names, *made.types), made)
             self.last_form[cls] = form

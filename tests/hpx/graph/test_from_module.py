@@ -373,6 +373,13 @@ def test_sparse_tensors_have_no_strides() -> None:
     assert tensor(graph, "weight").spec.shape == (3, 3)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_torchscript_program_inside_a_model_is_refused() -> None:
+    model = nn.Sequential(nn.ReLU(), torch.jit.script(nn.Sequential(nn.Linear(2, 2))))
+    with pytest.raises(InputError, match="contains, a TorchScript program"):
+        graph_from_module(model)
+
+
 def test_parametrized_weights_are_listed_with_their_module() -> None:
     graph = graph_from_module(nn.Sequential(parametrizations.weight_norm(nn.Linear(2, 2))))
     assert module(graph, "0").spec.parametrized == ("weight",)
