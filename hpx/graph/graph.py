@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from hpx.errors import UsageError, nearest
 from hpx.graph.nodes import ModuleNode, Node, TensorNode
@@ -16,6 +16,8 @@ from hpx.graph.nodes import ModuleNode, Node, TensorNode
 if TYPE_CHECKING:
     import networkx as nx
     import torch
+
+    from hpx.graph.fold import FoldedGraph
 
 __all__ = ["ModuleGraph"]
 
@@ -270,3 +272,15 @@ class ModuleGraph:
         from hpx.graph.network import to_networkx
 
         return to_networkx(self)
+
+    def fold(self, by: Literal["structure", "layout"] = "structure") -> FoldedGraph:
+        """Equal siblings with numeric names as one group each; see `hpx.graph.fold`."""
+        from hpx.graph.fold import fold_graph
+
+        return fold_graph(self, by)
+
+    def to_dot(self, **options: Any) -> str:
+        """The picture of the graph as DOT text; see `hpx.render.Options`."""
+        from hpx.render import graph_to_dot
+
+        return graph_to_dot(self, **options)

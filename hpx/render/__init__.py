@@ -1,0 +1,114 @@
+"""Draw a model or a run: text, DOT, SVG and PNG, all written from one view model.
+
+`view` folds and sorts, `draw` writes one format, `render` writes a file. Nothing here imports
+torch, and only SVG and PNG need Graphviz.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpx._files import write_bytes
+from hpx.errors import TooLargeError, UsageError
+from hpx.graph.graph import ModuleGraph
+from hpx.render.build import build_view
+from hpx.render.dot import view_to_dot
+from hpx.render.options import Format, Options, format_of
+from hpx.render.picture import draw_dot
+from hpx.render.subject import subject_of
+from hpx.render.text import view_to_text
+from hpx.render.trim import fit, trim
+from hpx.render.viewmodel import View
+
+if TYPE_CHECKING:
+    from hpx.run import Run
+
+__all__ = ["Format", "Options", "View", "draw", "format_of", "graph_to_dot", "render", "view"]
+
+_PICTURE_DEPTH = 12
+"""More levels than this are a strip, however few nodes they have."""
+
+
+def view(target: Run | ModuleGraph, options: Options, *, picture: bool) -> View:
+    """The view of a run or graph, cut to what was asked for.
+
+    Args:
+        target: What to view.
+        options: How.
+        picture: Whether it is to be drawn, which has a limit of nodes; text has none.
+
+    Raises:
+        UsageError: There is no such step or root, or a rank is asked for where no mesh is known.
+        MeshError: The mesh has no such rank.
+    """
+    subject = subject_of(target, mesh=options.mesh, step=options.step)
+    if options.rank is not None and subject.mesh is None:
+        raise UsageError(
+            f"what rank {options.rank} holds is not known",
+            why="there is no mesh",
+            fix="give a run, or a mesh and a plan",
+        )
+    fold = "layout" if options.fold == "auto" else options.fold
+    made = build_view(subject, fold=fold, root=options.root, rank=options.rank or 0)
+    if options.depth is not None:
+        made = trim(made, options.depth)
+    if not picture:
+        return made
+    return fit(made, options.max_nodes, None if options.depth is not None else _PICTURE_DEPTH)
+
+
+def draw(target: Run | ModuleGraph, format: Format, options: Options) -> bytes:  # noqa: A002 - the word of the command line
+    """The run or graph in one format.
+
+    Raises:
+        RenderError: A picture is asked for, and there is no Graphviz or it failed.
+        TooLargeError: The picture took too long, or is too large for its format.
+        UsageError: See `view`.
+    """
+    made = view(target, options, picture=format != "text")
+    if format == "text":
+        text = view_to_text(made, color=options.color, ranges=options.rank is not None)
+        return text.encode()
+    dot = view_to_dot(made, direction=options.direction)
+    if format == "dot":
+        return dot.encode()
+    return draw_dot(dot, format, timeout=options.timeout)
+
+
+def render(
+    target: Run | ModuleGraph,
+    path: str | Path,
+    *,
+    format: Format | None = None,  # noqa: A002 - the word of the command line
+    **options: Any,
+) -> Path:
+    """Write a run or graph to a file; an existing one is replaced only on success.
+
+    Args:
+        target: What to draw.
+        path: Where to; the format follows the suffix.
+        format: The format, whatever the suffix.
+        **options: See `Options`.
+
+    Returns:
+        The path.
+
+    Raises:
+        TooLargeError: See `draw`; the DOT text is then left beside ``path``.
+        HpxError: See `draw`.
+    """
+    place = Path(path)
+    chosen = format or format_of(place)
+    made = Options(**options)
+    try:
+        return write_bytes(place, draw(target, chosen, made))
+    except TooLargeError as error:
+        kept = write_bytes(place.with_suffix(".dot"), draw(target, "dot", made))
+        error.fix = f"{error.fix}; the DOT text is in {kept}"
+        raise
+
+
+def graph_to_dot(graph: ModuleGraph, **options: Any) -> str:
+    """A graph as DOT text; see `Options`."""
+    return draw(graph, "dot", Options(**options)).decode()

@@ -1,0 +1,90 @@
+"""What a view is of: a graph, with what a run knows about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hpx.errors import UsageError
+from hpx.graph.graph import ModuleGraph
+from hpx.mesh import MeshSpec
+from hpx.plan import Rule
+
+if TYPE_CHECKING:
+    from hpx.pipeline.context import Problem
+    from hpx.run import Run
+
+__all__ = ["Decision", "Subject", "subject_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Who decided a layout: the pass, and the plan's rule if there was one."""
+
+    pass_: str
+    rule: Rule | None
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A graph with its decisions.
+
+    Attributes:
+        graph: The graph.
+        source: What the model was read from.
+        mesh: The mesh, if one is known.
+        decisions: Who decided the layout, by node id.
+        problems: What the run found.
+        original_parameters: How many parameters the model came with, where passes changed that.
+        step: Which step of the run this is, in words; None for the last.
+    """
+
+    graph: ModuleGraph
+    source: str
+    mesh: MeshSpec | None = None
+    decisions: Mapping[int, Decision] = field(default_factory=dict)
+    problems: tuple[Problem, ...] = ()
+    original_parameters: int | None = None
+    step: str | None = None
+
+
+def subject_of(
+    target: Run | ModuleGraph, *, mesh: MeshSpec | None = None, step: int | None = None
+) -> Subject:
+    """A run, as it was after step ``step``; or a graph alone.
+
+    Raises:
+        UsageError: The run has no such step, or ``step`` is given for a graph.
+    """
+    if isinstance(target, ModuleGraph):
+        if step is not None:
+            raise UsageError(
+                "a model has no steps", fix="give a run, or a mesh and a plan to make one"
+            )
+        return Subject(target, target.source, mesh)
+    last = len(target.schedule)
+    graph = target.graph if step is None or step == last else target.at(step)
+    decisions: dict[int, Decision] = {}
+    for event in target.events:
+        if event.kind == "set" and event.key == "layout" and (step is None or event.step <= step):
+            if event.new is None:
+                for node_id in event.nodes:
+                    decisions.pop(node_id, None)
+            else:
+                decisions.update(dict.fromkeys(event.nodes, Decision(event.pass_, event.rule)))
+    return Subject(
+        graph,
+        str(target.model["source"]),
+        target.mesh,
+        decisions,
+        target.problems if step is None or step == last else (),
+        int(target.model["num_parameters"]),
+        None if step is None else _step_text(target, step),
+    )
+
+
+def _step_text(run: Run, step: int) -> str:
+    if step == 0:
+        return "step 0, before the first pass"
+    return f"step {step} of {len(run.schedule)}, after {run.schedule[step - 1]['pass']}"

@@ -1,0 +1,151 @@
+"""Add up what each group of a folded graph stands for, by walking every tensor once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from hpx.graph.fold import FoldedGraph
+from hpx.graph.nodes import ModuleNode, TensorNode
+from hpx.render.placing import Placer, Placing
+from hpx.render.subject import Decision
+from hpx.render.viewmodel import Totals
+
+__all__ = ["GroupSum", "Sums", "add_up"]
+
+
+@dataclass(slots=True)
+class GroupSum:
+    """What one group stands for, itself and below.
+
+    Attributes:
+        tensors: Parameters, buffers, plain tensors and further names; 0 means nothing to draw.
+        parameters: Parameters alone.
+        bytes: Bytes of the parameters.
+        tokens: These bytes by token.
+        placings: The different placings of the group's own tensors.
+        passes: The passes that decided them.
+        marked: Whether any of its own tensors is among those that stand out.
+        warned: The same for warnings.
+    """
+
+    tensors: int = 0
+    parameters: int = 0
+    bytes: int = 0
+    tokens: Counter[str] = field(default_factory=Counter)
+    placings: list[Placing] = field(default_factory=list)
+    passes: list[str] = field(default_factory=list)
+    marked: bool = False
+    warned: bool = False
+
+
+@dataclass(frozen=True)
+class Sums:
+    """The sums of all groups, and of the whole."""
+
+    groups: list[GroupSum]
+    totals: Totals
+    tokens: tuple[tuple[str, int], ...]
+    passes: tuple[tuple[str, int], ...]
+    dtypes: tuple[tuple[str, int], ...]
+
+
+def add_up(
+    folded: FoldedGraph,
+    placer: Placer,
+    decisions: Mapping[int, Decision],
+    *,
+    marked: Collection[int] = (),
+    warned: Collection[int] = (),
+    original_parameters: int | None = None,
+    with_mesh: bool = False,
+) -> Sums:
+    """Sum over every tensor of the graph, so that a group's numbers are exact however it folds.
+
+    Args:
+        folded: The groups.
+        placer: Works out what a rank holds.
+        decisions: Who decided the layouts.
+        marked: Ids that stand out.
+        warned: Ids that a warning names.
+        original_parameters: How many parameters the model came with.
+        with_mesh: Whether bytes per rank can be told.
+    """
+    owner = folded.owner_of()
+    sums = [GroupSum() for _ in folded.groups]
+    tokens: Counter[str] = Counter()
+    passes: Counter[str] = Counter()
+    dtypes: Counter[str] = Counter()
+    elements = local_bytes = tied = others = 0
+    any_layout = False
+    nodes = folded.graph.nodes
+    for node_id, index in owner.items():
+        node = nodes[node_id]
+        here = sums[index]
+        if node_id in marked:
+            here.marked = True
+        if node_id in warned:
+            here.warned = True
+        if isinstance(node, ModuleNode):
+            continue
+        here.tensors += 1
+        if node.kind != "parameter":
+            others += 1
+            continue
+        placing = placer.of(node)
+        _add_parameter(here, node, placing, decisions.get(node_id))
+        tokens[placing.token] += 1
+        any_layout = any_layout or placing.decided
+        if node_id in decisions:
+            passes[decisions[node_id].pass_] += 1
+        dtypes[node.spec.dtype] += 1
+        elements += node.spec.num_elements
+        local_bytes += placing.local_bytes
+        tied += bool(node.more)
+    _carry_up(folded, sums)
+    totals = Totals(
+        parameters=tokens.total(),
+        original_parameters=original_parameters,
+        elements=elements,
+        bytes=sums[0].bytes,
+        local_bytes=local_bytes if with_mesh and any_layout else None,
+        tied=tied,
+        buffers=others,
+    )
+    return Sums(
+        sums,
+        totals,
+        _ranked(tokens) if any_layout else (),
+        _ranked(passes),
+        _ranked(dtypes),
+    )
+
+
+def _add_parameter(
+    here: GroupSum, node: TensorNode, placing: Placing, decision: Decision | None
+) -> None:
+    size = node.spec.num_bytes
+    here.parameters += 1
+    here.bytes += size
+    here.tokens[placing.token] += size
+    if not any(placing is known for known in here.placings):
+        here.placings.append(placing)
+    if decision is not None and decision.pass_ not in here.passes:
+        here.passes.append(decision.pass_)
+
+
+def _carry_up(folded: FoldedGraph, sums: list[GroupSum]) -> None:
+    for group in reversed(folded.groups):
+        if group.link and any(isinstance(n, TensorNode) for n in folded.graph.walk(group.node)):
+            sums[group.index].tensors += 1  # a shared module without tensors is not drawn
+        if group.parent >= 0:
+            above, here = sums[group.parent], sums[group.index]
+            above.tensors += here.tensors
+            above.parameters += here.parameters
+            above.bytes += here.bytes
+            above.tokens.update(here.tokens)
+
+
+def _ranked(counter: Counter[str]) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted(counter.items(), key=lambda pair: (-pair[1], pair[0])))

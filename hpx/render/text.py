@@ -1,0 +1,184 @@
+"""The view as text: what stands out first, then the folded tree, one line a parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from hpx._text import bytes_text, counted, shape_text
+from hpx.render.header import facts, legend
+from hpx.render.palette import ALERT, shade
+from hpx.render.viewmodel import Box, Row, View
+from hpx.render.words import printable, runs_text, short_dtype
+
+__all__ = ["view_to_text"]
+
+_NAME_WIDTH: Final = 56
+"""A longer name than this moves the columns of its own line only."""
+_DEEPEST: Final = 24
+"""Indentation stops growing here: a line of a tree 1,200 deep has to stay readable."""
+
+
+def view_to_text(view: View, *, color: bool = False, ranges: bool = False) -> str:
+    """The whole view as text.
+
+    Args:
+        view: The view.
+        color: Whether to repeat the layouts in colours of the terminal.
+        ranges: Whether to add what the view's rank holds, as index ranges.
+    """
+    return "\n".join(_Writer(view, color, ranges).lines()) + "\n"
+
+
+@dataclass(frozen=True)
+class _Line:
+    """One row, in columns."""
+
+    name: str
+    shape: str
+    dtype: str
+    token: str
+    local: str
+    rest: str
+
+
+class _Writer:
+    def __init__(self, view: View, color: bool, ranges: bool) -> None:
+        self.view = view
+        self.color = color
+        self.ranges = ranges
+        self.lines_of_rows = {
+            (box.index, place): self._line(box, item)
+            for box in view.boxes
+            for place, item in enumerate(box.items)
+            if isinstance(item, Row)
+        }
+        found = self.lines_of_rows.values()
+        self.name_width = max((len(x.name) for x in found if len(x.name) <= _NAME_WIDTH), default=0)
+        self.shape_width = max((len(x.shape) for x in found), default=0)
+        self.dtype_width = max((len(x.dtype) for x in found), default=0)
+        self.token_width = max((len(x.token) for x in found), default=0)
+        self.local_width = max((len(x.local) for x in found), default=0)
+
+    def lines(self) -> Iterator[str]:
+        yield self._bold(printable(self.view.title))
+        pairs = facts(self.view)
+        width = max(len(key) for key, _ in pairs)
+        for key, value in pairs:
+            yield f"  {key:<{width}}  {value}"
+        yield ""
+        if self.view.findings:
+            yield self._bold(f"Problems ({len(self.view.findings)})")
+            for finding in self.view.findings:
+                hint = f" ({printable(finding.hint)})" if finding.hint else ""
+                line = f"{finding.level}: {printable(finding.text)}{hint}"
+                yield "  " + (line if finding.level == "info" else self._alert(line))
+            yield ""
+        yield from self._tree()
+        yield ""
+        yield from legend(self.view)
+
+    def _tree(self) -> Iterator[str]:
+        boxes = self.view.boxes
+        todo: list[tuple[int, int]] = [(0, -1)]
+        while todo:
+            index, place = todo.pop()
+            box = boxes[index]
+            if place < 0:
+                yield self._box_line(box)
+                place = 0
+            while place < len(box.items):
+                item = box.items[place]
+                if isinstance(item, Row):
+                    yield self._row_line(item, self.lines_of_rows[index, place])
+                    place += 1
+                else:
+                    todo.extend([(index, place + 1), (item, -1)])
+                    break
+            else:
+                yield from self._closing(box)
+
+    def _box_line(self, box: Box) -> str:
+        name = printable(box.label) or printable(self.view.title)
+        times = f" x{box.members:,}" if box.members > 1 else ""
+        parts = [f"{_indent(box.depth)}{self._bold(name + times)}"]
+        if box.cls and box.depth:
+            parts.append(printable(box.cls))
+        parts.extend(printable(note) for note in box.notes)
+        if box.mark:
+            parts.append(self._alert(box.mark))
+        return "  ".join(parts)
+
+    def _closing(self, box: Box) -> Iterator[str]:
+        """What is not drawn below a box."""
+        indent = _indent(box.depth + 1)
+        if box.same:
+            names = ", ".join(printable(name) for name in box.same)
+            yield f"{indent}as in {printable(box.same_as)}: {names}"
+        if box.hidden_rows:
+            yield f"{indent}... {counted(box.hidden_rows, 'more row')}"
+        if box.hidden:
+            inside = f"{counted(box.parameters, 'parameter')}, {bytes_text(box.bytes)} in all"
+            yield f"{indent}... {counted(box.hidden, 'module')} below ({inside})"
+
+    def _line(self, box: Box, row: Row) -> _Line:
+        times = row.count // box.count
+        name = _indent(box.depth + 1) + printable(row.label) + (f" x{times}" if times > 1 else "")
+        if row.kind == "link":
+            return _Line(name, f"= {printable(row.ties[0])}", "", "", "", "")
+        layouts = self.view.has_layouts and row.kind == "parameter"
+        cut = layouts and row.local_shape is not None and row.local_shape != row.shape
+        return _Line(
+            name,
+            shape_text(row.shape),
+            short_dtype(row.dtype),
+            row.token if layouts else "",
+            f"-> {shape_text(row.local_shape or ())}" if cut else "",
+            "  ".join(self._rest(row)),
+        )
+
+    def _rest(self, row: Row) -> Iterator[str]:
+        if row.passes:
+            yield ", ".join(row.passes)
+        if self.ranges and row.ranges is not None:
+            yield f"[{', '.join(f'{start}:{end}' for start, end in row.ranges)}]"
+        if row.experts is not None:
+            yield f"E={row.experts}"
+        if row.pieces:
+            yield f"uneven: {runs_text(row.pieces)}"
+        if row.kind != "parameter":
+            yield row.kind
+        elif not row.requires_grad:
+            yield "frozen"
+        if row.ties:
+            yield f"tied: {', '.join(printable(name) for name in row.ties)}"
+
+    def _row_line(self, row: Row, line: _Line) -> str:
+        if row.kind == "link":
+            return f"{line.name:<{self.name_width}}  {line.shape}"
+        token = f"{line.token:<{self.token_width}}"
+        if self.color and line.token not in ("", "R"):
+            token = f"\x1b[38;5;{shade(line.token).terminal}m{token}\x1b[0m"
+        parts = [
+            f"{line.name:<{self.name_width}}",
+            f"{line.shape:<{self.shape_width}}",
+            f"{line.dtype:<{self.dtype_width}}",
+        ]
+        if self.token_width:
+            parts.append(token)
+        if self.local_width:
+            parts.append(f"{line.local:<{self.local_width}}")
+        parts.append(line.rest)
+        text = "  ".join(parts).rstrip()
+        return f"{text}  {self._alert('<- ' + row.mark)}" if row.mark else text
+
+    def _bold(self, text: str) -> str:
+        return f"\x1b[1m{text}\x1b[0m" if self.color else text
+
+    def _alert(self, text: str) -> str:
+        return f"\x1b[38;5;{ALERT.terminal}m{text}\x1b[0m" if self.color else text
+
+
+def _indent(depth: int) -> str:
+    return "  " * depth if depth <= _DEEPEST else "  " * _DEEPEST + f"({depth}) "
