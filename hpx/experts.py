@@ -14,9 +14,19 @@ from typing import Final
 
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import ModuleNode, TensorNode
+from hpx.heads import is_projection_name
 from hpx.plan import Pattern, ShardingPlan
 
-__all__ = ["ExpertContainer", "expert_containers", "is_expert_name", "unmatched_expert_patterns"]
+__all__ = [
+    "ExpertContainer",
+    "expert_containers",
+    "expert_parameters",
+    "is_expert_name",
+    "is_stacked_expert",
+    "overlooked_containers",
+    "stacked_name",
+    "unmatched_expert_patterns",
+]
 
 _NAMES: Final = frozenset(
     ["experts", "routed_experts", "local_experts", "expert", "expert_list", "moe_experts"]
@@ -65,11 +75,61 @@ def unmatched_expert_patterns(graph: ModuleGraph, plan: ShardingPlan) -> list[st
     ]
 
 
+def overlooked_containers(graph: ModuleGraph, plan: ShardingPlan) -> list[ExpertContainer]:
+    """Containers that look like experts and are not among those that the plan names.
+
+    ``experts: []`` says that there is nothing to stack, so nothing is overlooked then.
+    """
+    if not plan.experts:
+        return []
+    named = {found.id for found in _by_plan(graph, plan.experts)}
+    return [found for found in _by_looks(graph) if not found.stacked and found.id not in named]
+
+
+def expert_parameters(graph: ModuleGraph, expert: int) -> dict[str, TensorNode]:
+    """The parameters of one expert by canonical inner path, in order."""
+    return dict(_inside(graph, expert, ""))
+
+
+def _inside(graph: ModuleGraph, module_id: int, prefix: str) -> Iterator[tuple[str, TensorNode]]:
+    module = graph.module(module_id)
+    for name, child_id in module.children.items():
+        child = graph.nodes[child_id]
+        if isinstance(child, TensorNode):
+            yield prefix + name, child
+        elif name == module.spec.wrapper:
+            yield from _inside(graph, child_id, prefix)
+        else:
+            yield from _inside(graph, child_id, f"{prefix}{name}.")
+
+
+def stacked_name(inner: str) -> str:
+    """The name of the stacked parameter for a path inside an expert.
+
+    >>> stacked_name("gate_proj.weight"), stacked_name("gate_proj.bias"), stacked_name("weight")
+    ('gate_proj', 'gate_proj_bias', 'weight')
+    """
+    return inner.removesuffix(".weight").replace(".", "_")
+
+
+def is_stacked_expert(graph: ModuleGraph, node: TensorNode) -> bool:
+    """Whether dim 0 of a parameter counts experts: it was stacked, or came so.
+
+    What came stacked is a parameter of three dims or more, or stands beside one with as many rows.
+    """
+    if node.lineage is not None:
+        return True
+    owner = graph.module(node.parent)
+    if not node.shape or "conv" in owner.spec.short_cls.lower():
+        return False
+    return node.shape[0] == _leading_size(graph, owner)
+
+
 def _by_plan(graph: ModuleGraph, patterns: tuple[str, ...]) -> Iterator[ExpertContainer]:
     parsed = [Pattern.parse(pattern) for pattern in patterns]
     for node in graph.modules():
         numbered = _numbered(graph, node)
-        if not numbered and not _has_stacked(graph, node):
+        if not numbered and _leading_size(graph, node) is None:
             continue
         path = graph.path(node.id)
         if any(pattern.matches(path) for pattern in parsed):
@@ -77,26 +137,35 @@ def _by_plan(graph: ModuleGraph, patterns: tuple[str, ...]) -> Iterator[ExpertCo
 
 
 def _by_looks(graph: ModuleGraph) -> Iterator[ExpertContainer]:
-    inside: set[int] = set()  # what stands inside a container found already
-    for node in graph.modules():
-        if node.parent in inside:
-            inside.add(node.id)
+    todo = [graph.root]
+    seen: set[int] = set()
+    while todo:
+        node = graph.module(todo.pop())
+        if node.id in seen:  # a shared module, met under another name
             continue
-        numbered = _numbered(graph, node)
-        named = is_expert_name(node.name) or (
-            node.parent >= 0 and is_expert_name(graph.module(node.parent).name)
-        )
-        if numbered and named:
-            found_by = "name"
-        elif len(numbered) > 1 and _has_router(graph, node, numbered):
-            found_by = "structure"
-        elif named and is_expert_name(node.name) and _has_stacked(graph, node):
-            yield ExpertContainer(node.id, (), True, "name")
-            continue
-        else:
-            continue
-        inside.add(node.id)
-        yield ExpertContainer(node.id, numbered, False, found_by)
+        seen.add(node.id)
+        found = _looks_like(graph, node)
+        if found is not None:
+            yield found
+        if found is None or found.stacked:  # what stands inside an expert is not looked at
+            below = [
+                child.id for child in graph.children(node.id) if isinstance(child, ModuleNode)
+            ]
+            todo.extend(reversed(below))
+
+
+def _looks_like(graph: ModuleGraph, node: ModuleNode) -> ExpertContainer | None:
+    numbered = _numbered(graph, node)
+    named = is_expert_name(node.name) or (
+        node.parent >= 0 and is_expert_name(graph.module(node.parent).name)
+    )
+    if numbered and named:
+        return ExpertContainer(node.id, numbered, False, "name")
+    if len(numbered) > 1 and _has_router(graph, node, numbered):
+        return ExpertContainer(node.id, numbered, False, "structure")
+    if is_expert_name(node.name) and _leading_size(graph, node) is not None:
+        return ExpertContainer(node.id, (), True, "name")
+    return None
 
 
 def _numbered(graph: ModuleGraph, node: ModuleNode) -> tuple[tuple[int, str, int], ...]:
@@ -109,14 +178,14 @@ def _numbered(graph: ModuleGraph, node: ModuleNode) -> tuple[tuple[int, str, int
     return tuple(sorted(found))
 
 
-def _has_stacked(graph: ModuleGraph, node: ModuleNode) -> bool:
-    """Whether the module owns parameters of three dims (or more) with one leading size."""
+def _leading_size(graph: ModuleGraph, node: ModuleNode) -> int | None:
+    """The one leading size of the parameters of three dims or more that the module owns."""
     leading = {
         child.shape[0]
         for child in graph.children(node.id)
         if isinstance(child, TensorNode) and child.kind == "parameter" and len(child.shape) >= 3
     }
-    return len(leading) == 1
+    return leading.pop() if len(leading) == 1 else None
 
 
 def _has_router(
@@ -148,3 +217,8 @@ def _has_router(
             ):
                 return True
     return False
+
+
+def _has_attention(graph: ModuleGraph, module_id: int) -> bool:
+    """Whether a module holds q, k or v projections: a decoder layer does, an expert does not."""
+    return any(is_projection_name(node.name) for node in graph.walk(module_id))

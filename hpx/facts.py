@@ -6,6 +6,7 @@ at entry is detected, never assumed.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from hpx.experts import expert_containers
@@ -25,62 +26,58 @@ __all__ = [
 ]
 
 
-def _tied(graph: ModuleGraph, request: Request) -> list[str]:
+def _tied(graph: ModuleGraph, request: Request) -> Iterator[str]:
     from hpx.ties import declared_pairs
 
-    against: list[str] = []
     for pair in declared_pairs(graph, request.plan):
         ends = [graph.find(name) for name in pair.names]
         if ends[0] != ends[1]:
-            against.append(f"{pair.names[0]} and {pair.names[1]} are two parameters")
-    return against
+            yield f"{pair.names[0]} and {pair.names[1]} are two parameters"
 
 
-def _experts_stacked(graph: ModuleGraph, request: Request) -> list[str]:
-    return [
+def _experts_stacked(graph: ModuleGraph, request: Request) -> Iterator[str]:
+    return (
         f"{graph.path(container.id)} holds {len(container.experts)} separate experts"
         for container in expert_containers(graph, request.plan)
         if not container.stacked
-    ]
+    )
 
 
-def _sharded(graph: ModuleGraph, request: Request) -> list[str]:
-    if not request.mesh.active_axes:
-        return []
-    active = set(request.mesh.active_axes)
-    # An expert's layout is what puts it on the expert mesh, so only dense ones can lack one.
-    return [
+def _sharded(graph: ModuleGraph, request: Request) -> Iterator[str]:
+    if request.mesh.size("tp", 1) == 1:
+        return iter(())  # an expert's layout is what puts it on the expert mesh: none can lack one
+    return (
         f"{graph.path(node.id)} has no layout"
         for node in graph.parameters()
-        if node.layout is None and "tp" in active
-    ]
+        if node.layout is None
+    )
 
 
-def _heads_local(graph: ModuleGraph, request: Request) -> list[str]:
+def _heads_local(graph: ModuleGraph, request: Request) -> Iterator[str]:
     from hpx.heads import attentions
 
-    return [
+    return (
         f"{graph.path(attention.owner)}.{count.name} is {count.value}, as before sharding"
         for attention in attentions(graph, request.mesh)
         for count in attention.automatic
         if f"attributes.{count.name}" not in graph.nodes[count.node].props
-    ]
+    )
 
 
-def _source_info(graph: ModuleGraph, request: Request) -> list[str]:
-    return [
+def _source_info(graph: ModuleGraph, request: Request) -> Iterator[str]:
+    return (
         f"{graph.path(node.id)} has no source-layout record"
         for node in graph.parameters()
         if node.layout is not None and "source" not in node.props
-    ]
+    )
 
 
-def _localized(graph: ModuleGraph, request: Request) -> list[str]:
-    return [
+def _localized(graph: ModuleGraph, request: Request) -> Iterator[str]:
+    return (
         f"{graph.path(node.id)} is not localized"
         for node in graph.parameters()
         if node.layout is not None and "localized" not in node.props
-    ]
+    )
 
 
 TIED: Final = Fact("tied", _tied)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-__all__ = ["expand_ids", "fold_names", "number_text", "pack_ids"]
+__all__ = ["compact_ids", "expand_ids", "fold_names", "number_text", "pack_ids"]
 
 _DIGITS = re.compile(r"(?<![^.])(?:0|[1-9][0-9]*)(?![^.])")
 _HOLE = "\0"  # stands for a number inside a folded name; no module name holds it
@@ -49,6 +49,20 @@ def expand_ids(packed: Sequence[int | list[int]]) -> list[int]:
             start, count, step = item
             out.extend(start + step * k for k in range(count))
     return out
+
+
+def compact_ids(ids: Iterable[int]) -> Sequence[int]:
+    """Ids in order: a ``range`` if they follow one another, else a tuple.
+
+    >>> compact_ids([4, 5, 6]), compact_ids([6, 4])
+    (range(4, 7), (6, 4))
+    """
+    items = tuple(ids)
+    if len(items) > 2 and items[-1] - items[0] == len(items) - 1:
+        run = range(items[0], items[-1] + 1)
+        if items == tuple(run):
+            return run
+    return items
 
 
 def number_text(numbers: Iterable[int]) -> str:

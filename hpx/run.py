@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from hpx._files import read_text, write_text
-from hpx.errors import InputError, UsageError
+from hpx._saved import check_saved
+from hpx.errors import HpxError, InputError, UsageError
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.jsonform import FoldedTree, graph_to_json
 from hpx.graph.nodes import TensorNode
@@ -255,7 +257,7 @@ class Run:
         text = read_text(Path(path))
         try:
             value = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(f"{path} is not a saved run", why=f"it is not JSON: {error}") from None
         if not isinstance(value, dict) or value.get("schema") != SCHEMA:
             found = value.get("schema") if isinstance(value, dict) else None
@@ -265,7 +267,10 @@ class Run:
                 fix="make one with: hpx run MODEL --mesh M --plan F -o run.json",
             )
         try:
+            check_saved(value)
             return cls.from_json(value)
+        except HpxError as error:
+            raise InputError(f"{path} is a damaged run", why=str(error)) from None
         except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
             raise InputError(
                 f"{path} is a damaged run", why=f"{type(error).__name__}: {error}"
@@ -363,12 +368,15 @@ def _graph_of(model: ModuleGraph | torch.nn.Module | str | Path) -> ModuleGraph:
 
 
 def _model_summary(graph: ModuleGraph) -> dict[str, object]:
-    params = list(graph.parameters())
+    # Equal specifications are one object: each is measured once.
+    specs = [node.spec for node in graph.parameters()]
+    counts = Counter(map(id, specs))
+    kinds = {id(spec): spec for spec in specs}.values()
     return {
         "source": graph.source,
-        "num_parameters": len(params),
-        "num_elements": sum(node.spec.num_elements for node in params),
-        "bytes": sum(node.spec.num_bytes for node in params),
+        "num_parameters": len(specs),
+        "num_elements": sum(spec.num_elements * counts[id(spec)] for spec in kinds),
+        "bytes": sum(spec.num_bytes * counts[id(spec)] for spec in kinds),
     }
 
 

@@ -40,6 +40,8 @@ class GraphBuilder:
         self._module_specs: dict[ModuleSpec, ModuleSpec] = {}
         self._tensor_specs: dict[tuple[TensorKind, TensorSpec], tuple[TensorSpec, int]] = {}
         self._by_id: dict[tuple[TensorKind, int], tuple[TensorSpec, int]] = {}
+        self._open: list[int] = []  # the module that nodes are added to, and those above it
+        self._in_preorder = True
 
     @property
     def count(self) -> int:
@@ -53,6 +55,7 @@ class GraphBuilder:
             self._name_child(parent, name, node_id)
         spec = self._module_specs.setdefault(spec, spec)
         self._modules[node_id] = (parent, name, spec, {})
+        self._open.append(node_id)
         self._nodes.append(None)
         self._signatures.append(0)
         return node_id
@@ -129,9 +132,21 @@ class GraphBuilder:
         graph = {node_id: node for node_id, node in enumerate(nodes) if node is not None}
         for node_id, edges in more.items():
             graph[node_id] = graph[node_id]._replace(more=edges)
-        return ModuleGraph(graph, source=source, hints=hints, has_structure=has_structure)
+        return ModuleGraph(
+            graph,
+            source=source,
+            hints=hints,
+            has_structure=has_structure,
+            order=range(len(nodes)) if self._in_preorder else None,
+        )
 
     def _name_child(self, parent: int, name: str, node_id: int) -> None:
+        stack = self._open
+        while stack and stack[-1] != parent:
+            stack.pop()
+        if not stack:
+            self._in_preorder = False
+            stack.append(parent)
         siblings = self._modules[parent][3]
         if name in siblings:
             raise InputError(f"the name '{name}' occurs twice in one module")

@@ -36,7 +36,7 @@ def set_key(graph: ModuleGraph, node_ids: Iterable[int], key: str, value: object
             nodes[node_id] = node._replace(props=seen[1])
 
 
-def derived_spec(graph: ModuleGraph, lineage: Lineage, lookup: Mapping[int, Node]) -> TensorSpec:
+def derived_spec(lineage: Lineage, lookup: Mapping[int, Node]) -> TensorSpec:
     """The specification of a derived parameter: that of its first source, with the new shape."""
     first = lookup[next(sources(lineage))]
     assert isinstance(first, TensorNode)
@@ -113,6 +113,7 @@ def alias_node(graph: ModuleGraph, keep: int, drop: int) -> None:
 
 def _set_children(graph: ModuleGraph, owner: ModuleNode, children: dict[str, int]) -> None:
     """Put new children on a module and forget the signatures that they were part of."""
+    graph.forget_order()
     graph.nodes[owner.id] = owner._replace(children=children, signature=0)
     above = owner.parent
     while above >= 0:

@@ -6,7 +6,7 @@ through `hpx.graph.edit`, which only the events of a log call.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -34,7 +34,7 @@ class ModuleGraph:
             and buffers are unknown there.
     """
 
-    __slots__ = ("_next_id", "_signatures", "has_structure", "hints", "nodes", "root", "source")
+    __slots__ = ("_next_id", "_order", "has_structure", "hints", "nodes", "root", "source")
 
     def __init__(
         self,
@@ -44,6 +44,7 @@ class ModuleGraph:
         hints: Mapping[str, object] | None = None,
         has_structure: bool = True,
         next_id: int | None = None,
+        order: Sequence[int] | None = None,
     ) -> None:
         self.nodes = nodes
         self.root = 0
@@ -51,7 +52,7 @@ class ModuleGraph:
         self.hints: dict[str, object] = dict(hints or {})
         self.has_structure = has_structure
         self._next_id = len(nodes) if next_id is None else next_id
-        self._signatures: dict[object, int] = {}
+        self._order = order
 
     # -- importers ---------------------------------------------------------------------------
 
@@ -198,8 +199,15 @@ class ModuleGraph:
 
     def walk(self, start: int | None = None) -> Iterator[Node]:
         """Nodes in preorder, each once, without recursion."""
+        if start is not None:
+            return self._subtree(start)
+        if self._order is None:
+            self._order = [node.id for node in self._subtree(self.root)]
+        return map(self.nodes.__getitem__, self._order)
+
+    def _subtree(self, start: int) -> Iterator[Node]:
         nodes = self.nodes
-        todo = [self.root if start is None else start]
+        todo = [start]
         while todo:
             node = nodes[todo.pop()]
             yield node
@@ -242,15 +250,18 @@ class ModuleGraph:
 
     def copy(self) -> ModuleGraph:
         """An independent graph; nodes are values, so this copies one dictionary."""
-        twin = ModuleGraph(
+        return ModuleGraph(
             dict(self.nodes),
             source=self.source,
             hints=self.hints,
             has_structure=self.has_structure,
             next_id=self._next_id,
+            order=self._order,
         )
-        twin._signatures = self._signatures
-        return twin
+
+    def forget_order(self) -> None:
+        """The tree changed: the next walk finds its order anew."""
+        self._order = None
 
     def take_id(self) -> int:
         """A fresh id for a derived node."""

@@ -14,6 +14,7 @@ from hpx.mesh import MeshSpec
 from hpx.pipeline.info import Pass
 from hpx.pipeline.request import Request
 from hpx.plan import Rule, ShardingPlan
+from hpx.ranges import compact_ids
 from hpx.provenance import Derivation, Event, EventKind, Provenance, apply_event
 
 __all__ = ["PassContext", "Problem"]
@@ -72,10 +73,14 @@ class PassContext:
 
     def decision(self, node: int, key: str) -> Event | None:
         """The event that gave a node its present value of a key, if one did."""
-        for event in reversed(self._log.of(node)):
-            if event.kind == "set" and event.key == key:
-                return event
-        return None
+        return next(
+            (
+                event
+                for event in reversed(self._log.events)
+                if event.kind == "set" and event.key == key and node in event.nodes
+            ),
+            None,
+        )
 
     # -- verbs -------------------------------------------------------------------------------
 
@@ -140,7 +145,7 @@ class PassContext:
             The id of the new node.
         """
         self._allow("structure")
-        spec = derived_spec(self._graph, lineage, self._graph.nodes)
+        spec = derived_spec(lineage, self._graph.nodes)
         closed = self._close(lineage)
         node_id = self._graph.take_id()
         made = Derivation(parent, name, closed, spec)
@@ -276,7 +281,7 @@ class PassContext:
     ) -> int:
         seq = len(self._log)
         event = Event(
-            seq, self.step, self.name, kind, tuple(nodes), key, old, new, why, rule, cause
+            seq, self.step, self.name, kind, compact_ids(nodes), key, old, new, why, rule, cause
         )
         apply_event(self._graph, event)
         self._log.record(event)

@@ -43,11 +43,11 @@ class Fact:
     Attributes:
         name: Kebab-case, as ``experts-stacked``.
         holds: Reads the graph and the request; returns what speaks against the fact, one line
-            each. Empty: it holds.
+            each, best one at a time. Empty: it holds.
     """
 
     name: str
-    holds: Callable[[ModuleGraph, Request], list[str]] = field(compare=False, repr=False)
+    holds: Callable[[ModuleGraph, Request], Iterable[str]] = field(compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not KEBAB_CASE.fullmatch(self.name):

@@ -109,7 +109,11 @@ class PassManager:
         for pass_ in self.passes:
             for fact in pass_.info.requires | pass_.info.provides:
                 spoken[fact.name] = fact
-        return {name for name, fact in spoken.items() if not fact.holds(graph, request)}
+        return {
+            name
+            for name, fact in spoken.items()
+            if next(iter(fact.holds(graph, request)), None) is None
+        }
 
 
 def check_step(
@@ -121,7 +125,7 @@ def check_step(
         ContractError: It does not.
     """
     for fact in sorted(pass_.info.provides, key=str):
-        against = fact.holds(graph, request)
+        against = list(fact.holds(graph, request))
         if against:
             more = f" (and {len(against) - 1} more)" if len(against) > 1 else ""
             raise ContractError(
