@@ -19,12 +19,14 @@ from hpx.plan import Pattern, ShardingPlan
 
 __all__ = [
     "ExpertContainer",
+    "all_below",
     "expert_containers",
     "expert_parameters",
     "is_expert_name",
     "is_stacked_expert",
     "overlooked_containers",
     "stacked_name",
+    "stacks_of",
     "unmatched_expert_patterns",
 ]
 
@@ -103,6 +105,29 @@ def _inside(graph: ModuleGraph, module_id: int, prefix: str) -> Iterator[tuple[s
             yield from _inside(graph, child_id, f"{prefix}{name}.")
 
 
+def stacks_of(graph: ModuleGraph, experts: list[int]) -> Iterator[tuple[str, list[int]]]:
+    """For every parameter path inside equal experts: the ids of that parameter in all of them."""
+    for inner in expert_parameters(graph, experts[0]):
+        steps = inner.split(".")
+        yield inner, [_below(graph, expert, steps) for expert in experts]
+
+
+def _below(graph: ModuleGraph, node_id: int, steps: list[str]) -> int:
+    for step in steps:
+        node_id = graph.module(node_id).children[step]
+    return node_id
+
+
+def all_below(graph: ModuleGraph, modules: list[int]) -> list[int]:
+    """The ids of modules and of everything below them, sorted."""
+    found = list(modules)
+    for node_id in found:  # grows while it is read
+        node = graph.nodes[node_id]
+        if isinstance(node, ModuleNode):
+            found.extend(node.children.values())
+    return sorted(found)
+
+
 def stacked_name(inner: str) -> str:
     """The name of the stacked parameter for a path inside an expert.
 
@@ -148,9 +173,7 @@ def _by_looks(graph: ModuleGraph) -> Iterator[ExpertContainer]:
         if found is not None:
             yield found
         if found is None or found.stacked:  # what stands inside an expert is not looked at
-            below = [
-                child.id for child in graph.children(node.id) if isinstance(child, ModuleNode)
-            ]
+            below = [child.id for child in graph.children(node.id) if isinstance(child, ModuleNode)]
             todo.extend(reversed(below))
 
 
@@ -161,7 +184,7 @@ def _looks_like(graph: ModuleGraph, node: ModuleNode) -> ExpertContainer | None:
     )
     if numbered and named:
         return ExpertContainer(node.id, numbered, False, "name")
-    if len(numbered) > 1 and _has_router(graph, node, numbered):
+    if _has_router(graph, node, numbered) and not _has_attention(graph, numbered[0][2]):
         return ExpertContainer(node.id, numbered, False, "structure")
     if is_expert_name(node.name) and _leading_size(graph, node) is not None:
         return ExpertContainer(node.id, (), True, "name")
@@ -192,7 +215,7 @@ def _has_router(
     graph: ModuleGraph, node: ModuleNode, numbered: tuple[tuple[int, str, int], ...]
 ) -> bool:
     """A sibling has a matrix ``[len(numbered), width]`` and the children read that width."""
-    if node.parent < 0:
+    if node.parent < 0 or len(numbered) < 2:
         return False
     children = graph.children(numbered[0][2])
     widths = {

@@ -24,6 +24,7 @@ __all__ = [
     "Count",
     "Projection",
     "attentions",
+    "is_projection_name",
     "output_dim",
 ]
 
@@ -64,6 +65,11 @@ _ROLES: Final[Mapping[str, Role]] = {
         "qkv",
     ),
 }
+
+
+def is_projection_name(name: str) -> bool:
+    """Whether a module or parameter of this name is usually a q, k, v or fused projection."""
+    return name in _ROLES
 
 
 class Projection(NamedTuple):

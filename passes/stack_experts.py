@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, cast
 
-from hpx.errors import HpxError, ManyErrors
-from hpx.experts import ExpertContainer, expert_containers, unmatched_expert_patterns
+from hpx.check.expert_containers import container_problems
+from hpx.errors import ManyErrors
+from hpx.experts import (
+    ExpertContainer,
+    all_below,
+    expert_containers,
+    overlooked_containers,
+    stacked_name,
+    stacks_of,
+    unmatched_expert_patterns,
+)
 from hpx.facts import EXPERTS_STACKED, TIED
-from hpx.graph import ModuleGraph, ModuleNode, TensorNode, TensorSpec
+from hpx.graph import ModuleGraph
 from hpx.lineage import Source, Stack
 from hpx.pipeline import Pass, PassInfo, register
 from hpx.pipeline.context import PassContext
 from hpx.ranges import fold_names
-from hpx.ranges import number_text
 
 __all__ = ["StackExperts"]
+
 
 @register
 @dataclass(frozen=True, kw_only=True)
@@ -93,14 +99,11 @@ def _report_overlooked(graph: ModuleGraph, ctx: PassContext) -> None:
 
 
 def _stack(graph: ModuleGraph, ctx: PassContext, container: ExpertContainer) -> None:
-    count = len(container.experts)
     stacked: list[int] = []
     experts = [child for _, _, child in container.experts]
-    for inner in _parameters(graph, experts[0]):
-        steps = inner.split(".")
-        parts = tuple([Source(_below(graph, expert, steps)) for expert in experts])
-        why = f"{count} experts, found by {container.found_by}; slot i is expert i"
+    why = f"{len(experts)} experts, found by {container.found_by}; slot i is expert i"
+    for inner, columns in stacks_of(graph, experts):
+        parts = tuple(map(Source, columns))
         stacked.append(ctx.derive(container.id, stacked_name(inner), Stack(parts), why=why))
-    gone = sorted(_all_below(graph, experts))
     names = ", ".join(graph.nodes[node_id].name for node_id in stacked)
-    ctx.remove(gone, why=f"stacked into {names}")
+    ctx.remove(all_below(graph, experts), why=f"stacked into {names}")
