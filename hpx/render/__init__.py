@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Format", "Options", "View", "draw", "format_of", "graph_to_dot", "render", "view"]
 
-_PICTURE_DEPTH = 12
+_PICTURE_DEPTH = 10
 """More levels than this are a strip, however few nodes they have."""
 
 

@@ -284,7 +284,8 @@ class _Boxes:
                 name = task.twin_name
                 if beside is None and child in self.usual:
                     usual = self.groups[self.usual[child]]
-                    beside, name = usual.node, usual.name
+                    above = self.groups[usual.parent].name
+                    beside, name = usual.node, f"{above}.{usual.name}" if above else usual.name
                 found.tasks.append(_Task(child, index, len(items), label, [], beside, name))
                 items.append(-1)
         return found

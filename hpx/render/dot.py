@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from hpx.render.labels import LabelMaker, header_label
 from hpx.render.palette import ALERT
-from hpx.render.shape import Direction, best_direction, stagger
+from hpx.render.shape import Arrangement, Direction, arrange
 from hpx.render.viewmodel import View
 
 if TYPE_CHECKING:
@@ -27,11 +27,11 @@ def view_to_dot(view: View, *, direction: Direction | None = None) -> str:
     """
     import graphviz
 
-    flow = direction or best_direction(view)
+    arrangement = arrange(view, direction)
     dot = graphviz.Digraph(
         "hpx",
         graph_attr={
-            "rankdir": flow,
+            "rankdir": arrangement.direction,
             "label": header_label(view),
             "labelloc": "t",
             "labeljust": "l",
@@ -45,29 +45,50 @@ def view_to_dot(view: View, *, direction: Direction | None = None) -> str:
         node_attr={"shape": "plain", "fontname": "Helvetica", "fontsize": "10"},
         edge_attr={"color": "#777777", "arrowsize": "0.6"},
     )
-    labels = LabelMaker(view)
-    for box in view.boxes:
-        dot.node(f"n{box.index}", label=labels.box(box))
-    for box in view.boxes:
-        levels = stagger(view, box, flow)
-        for place, below in enumerate(box.below):
-            attributes = {"minlen": str(1 + place % levels)} if levels > 1 else {}
-            if view.boxes[below].alert:
-                attributes |= {"color": ALERT.hex, "penwidth": "2"}
-            dot.edge(f"n{box.index}", f"n{below}", **attributes)
-    _add_ties(dot, view)
+    node_of = _add_nodes(dot, view, arrangement)
+    _add_edges(dot, view, node_of)
+    _add_ties(dot, view, node_of)
     text: str = dot.source
     return text
 
 
-def _add_ties(dot: graphviz.Digraph, view: View) -> None:
+def _add_nodes(dot: graphviz.Digraph, view: View, arrangement: Arrangement) -> list[str]:
+    """One node a box, or one for a panel of boxes; the node of every box."""
+    labels = LabelMaker(view)
+    node_of = [f"n{box.index}" for box in view.boxes]
+    panel_of = {panel.boxes[0]: panel for panel in arrangement.panels.values()}
+    for panel in panel_of.values():
+        for index in panel.boxes:
+            node_of[index] = f"n{panel.boxes[0]}"
+    for box in view.boxes:
+        if box.index in panel_of:
+            dot.node(node_of[box.index], label=labels.panel(panel_of[box.index]))
+        elif node_of[box.index] == f"n{box.index}":
+            dot.node(node_of[box.index], label=labels.box(box))
+    return node_of
+
+
+def _add_edges(dot: graphviz.Digraph, view: View, node_of: list[str]) -> None:
+    """One edge from a box to each node below, coloured where something below stands out."""
+    for box in view.boxes:
+        below: dict[str, bool] = {}
+        for index in box.below:
+            node = node_of[index]
+            below[node] = below.get(node, False) or view.boxes[index].alert
+        for node, alert in below.items():
+            attributes = {"color": ALERT.hex, "penwidth": "2"} if alert else {}
+            dot.edge(node_of[box.index], node, **attributes)
+
+
+def _add_ties(dot: graphviz.Digraph, view: View, node_of: list[str]) -> None:
+    """A dashed line between the rows of one tensor that has several names."""
     places: dict[int, str] = {}
     for box in view.boxes:
         for place, row in enumerate(box.rows):
             if row.kind != "link":
-                places[row.node] = f"n{box.index}:r{place}"
+                places[row.node] = f"{node_of[box.index]}:b{box.index}r{place}"
     ties = [
-        (places[row.node], f"n{box.index}:r{place}")
+        (places[row.node], f"{node_of[box.index]}:b{box.index}r{place}")
         for box in view.boxes
         for place, row in enumerate(box.rows)
         if row.kind == "link" and row.node in places

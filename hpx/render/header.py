@@ -58,7 +58,7 @@ def drawn_text(view: View) -> str:
     if view.depth is not None:
         text += f"; cut at depth {view.depth} of {view.full_depth}"
     elif any(box.hidden or box.hidden_rows for box in view.boxes):
-        text += "; cut short"
+        text += f"; cut short at {view.num_nodes} (--max-nodes)"
     return text
 
 

@@ -10,10 +10,11 @@ from typing import Final
 from hpx._text import bytes_text, counted, shape_text
 from hpx.render.header import drawn_text, facts, token_meaning
 from hpx.render.palette import ALERT, shade
+from hpx.render.shape import Panel, columns_of
 from hpx.render.viewmodel import Box, Row, View
 from hpx.render.words import printable, runs_text, short_dtype, shorten
 
-__all__ = ["LabelMaker", "columns_of", "header_label"]
+__all__ = ["LabelMaker", "header_label"]
 
 _GREY: Final = "#555555"
 _LINE: Final = "#888888"
@@ -23,20 +24,12 @@ _WRAP: Final = 110
 _BAR: Final = 50
 _FILLER: Final = '<td border="0" colspan="200"></td>'
 """Takes up nearly all of what a table is stretched, so that its other cells stay as they are."""
-_ROWS_BESIDE: Final = 26
-"""A box with more rows than this has them in several columns."""
 
 
 def escape(text: str) -> str:
     """Text for a label: printable, and meaning only itself to Graphviz."""
     # Graphviz replaces \N, \G and such in labels and tooltips, so a backslash is written twice.
     return html.escape(printable(text)).replace("\\", "\\\\")
-
-
-def columns_of(box: Box) -> int:
-    """How many columns the rows of a box stand in, so that it is not a strip."""
-    count = len(box.rows)
-    return 1 if count <= _ROWS_BESIDE else max(2, min(6, round((0.085 * count) ** 0.5)))
 
 
 def _cell(content: str, *attributes: str, align: str = "left") -> str:
@@ -63,7 +56,24 @@ class LabelMaker:
         self._width = 2 + (1 + self._with_local if view.has_layouts else 0)
 
     def box(self, box: Box) -> str:
-        """The label of a box: its head, what it sums up to, its rows, and what is not drawn."""
+        """The label of a box."""
+        return f"<{self._box(box)}>"
+
+    def panel(self, panel: Panel) -> str:
+        """The label of several boxes side by side."""
+        boxes = [self._view.boxes[index] for index in panel.boxes]
+        rows = []
+        for start in range(0, len(boxes), panel.columns):
+            cells = "".join(
+                f'<td align="left" valign="top">{self._box(box)}</td>'
+                for box in boxes[start : start + panel.columns]
+            )
+            rows.append(f"<tr>{cells}</tr>")
+        outer = 'border="0" cellborder="0" cellspacing="4" cellpadding="0"'
+        return f"<{_table(rows, outer)}>"
+
+    def _box(self, box: Box) -> str:
+        """A table: its head, what it sums up to, its rows, and what is not drawn."""
         columns = columns_of(box)
         span = f'colspan="{self._width * columns}"'
         lines = [self._head(box, span)]
@@ -73,14 +83,10 @@ class LabelMaker:
         lines.extend(self._rows(box, columns))
         lines.extend(f"<tr>{_cell(text, span)}</tr>" for text in self._closing(box))
         color, border = (ALERT.hex, 2) if box.mark else (_LINE, 1)
-        return (
-            "<"
-            + _table(
-                lines,
-                f'border="{border}" color="{color}" cellborder="0" cellspacing="0" cellpadding="2"'
-                f' bgcolor="white" tooltip="{escape(box.path or self._view.title)}"',
-            )
-            + ">"
+        return _table(
+            lines,
+            f'border="{border}" color="{color}" cellborder="0" cellspacing="0" cellpadding="2"'
+            f' bgcolor="white" tooltip="{escape(box.path or self._view.title)}"',
         )
 
     def _head(self, box: Box, span: str) -> str:
@@ -139,7 +145,7 @@ class LabelMaker:
             yield f"<tr>{''.join(cells)}</tr>"
 
     def _row(self, box: Box, row: Row, place: int) -> Iterator[str]:
-        tip = f'port="r{place}" tooltip="{_tooltip(self._view, row)}"'
+        tip = f'port="b{box.index}r{place}" tooltip="{_tooltip(self._view, row)}"'
         name = shorten(row.label, _NAME)
         times = row.count // box.count
         text = f"<b>{escape(name)}</b>" if row.mark else escape(name)
