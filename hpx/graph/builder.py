@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 
 from hpx.errors import InputError
@@ -34,7 +35,11 @@ class GraphBuilder:
         # A tensor's node is ready at once; a module's follows when all that is below is known.
         self._nodes: list[TensorNode | None] = []
         self._signatures: list[int] = []
-        self._modules: dict[int, tuple[int, str, ModuleSpec, dict[str, int]]] = {}
+        self._modules: list[int] = []
+        self._parents: list[int] = []
+        self._names: list[str] = []
+        self._specs: list[ModuleSpec] = []
+        self._children: dict[int, dict[str, int]] = {}
         self._links: list[tuple[int, str, int]] = []
         self._numbers: dict[object, int] = {"link": _LINK}
         self._module_specs: dict[ModuleSpec, ModuleSpec] = {}
@@ -54,7 +59,11 @@ class GraphBuilder:
         if parent >= 0:
             self._name_child(parent, name, node_id)
         spec = self._module_specs.setdefault(spec, spec)
-        self._modules[node_id] = (parent, name, spec, {})
+        self._modules.append(node_id)
+        self._parents.append(parent)
+        self._names.append(name)
+        self._specs.append(spec)
+        self._children[node_id] = {}
         self._open.append(node_id)
         self._nodes.append(None)
         self._signatures.append(0)
@@ -83,7 +92,7 @@ class GraphBuilder:
             node_id: The node.
             place: Where the name stands among the module's children; last if not given.
         """
-        children = self._modules[parent][3]
+        children = self._children[parent]
         children[name] = node_id
         if place is not None:
             order = list(children)
@@ -118,7 +127,9 @@ class GraphBuilder:
         nodes: list[Node | None] = list(self._nodes)
         signatures, numbers = self._signatures, self._numbers
         # Children have larger ids than their parents, so the reverse order sees them first.
-        for node_id, (parent, name, spec, children) in reversed(self._modules.items()):
+        drafts = (self._modules, self._parents, self._names, self._specs)
+        for node_id, parent, name, spec in zip(*map(reversed, drafts), strict=True):
+            children = self._children[node_id]
             below = [signatures[child] for child in children.values()]
             if node_id in linked:
                 below = [
@@ -147,7 +158,7 @@ class GraphBuilder:
         if not stack:
             self._in_preorder = False
             stack.append(parent)
-        siblings = self._modules[parent][3]
+        siblings = self._children[parent]
         if name in siblings:
             raise InputError(f"the name '{name}' occurs twice in one module")
         siblings[name] = node_id
@@ -164,5 +175,6 @@ class GraphBuilder:
     def _place(self, node_id: int) -> Edge:
         node = self._nodes[node_id]
         if node is None:
-            return self._modules[node_id][:2]
+            at = bisect_left(self._modules, node_id)
+            return (self._parents[at], self._names[at])
         return (node.parent, node.name)

@@ -246,7 +246,8 @@ class _Importer:
 
     def tensor_spec(self, tensor: torch.Tensor, *, persistent: bool) -> TensorSpec:
         cls = type(tensor)
-        extra = tensor.__dict__
+        # Asking a plain parameter for its __dict__ would leave an empty one on each.
+        extra = object.__getstate__(tensor) if cls in _PLAIN else tensor.__dict__
         strides = tensor.stride() if tensor.layout is torch.strided else None
         key = (
             cls,
@@ -268,7 +269,7 @@ class _Importer:
             requires_grad=tensor.requires_grad,
             device=tensor.device.type,
             cls=self.class_name(cls)[0],
-            attributes=tuple(sorted(k for k in extra if not k.startswith("_"))),
+            attributes=tuple(sorted(k for k in extra or () if not k.startswith("_"))),
             placed=_placed(tensor),
             persistent=persistent,
         )

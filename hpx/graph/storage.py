@@ -18,7 +18,10 @@ class Storages:
     """Tensors by the memory they stand on; keeps the tensors, so no storage is ever used again."""
 
     def __init__(self) -> None:
-        self._tensors: dict[int, list[tuple[int, torch.Tensor]]] = {}
+        # Nearly every storage has one tensor: for 45,000 of them no list is made.
+        self._first: dict[int, torch.Tensor] = {}
+        self._numbers: dict[int, int] = {}
+        self._others: dict[int, list[tuple[int, torch.Tensor]]] = {}
 
     def claim(
         self,
@@ -46,10 +49,11 @@ class Storages:
             return None  # a sparse tensor has several storages, and is never a tie
         # data_ptr() is 0 for every meta tensor; the storage object tells them apart.
         key: int = local.untyped_storage()._cdata
-        others = self._tensors.get(key)
-        if others is None:
-            self._tensors[key] = [(number, local)]
+        first = self._first.setdefault(key, local)
+        if first is local:
+            self._numbers[key] = number
             return None
+        others = self._others.setdefault(key, [(self._numbers[key], first)])
         for earlier, other in others:
             if _same_view(local, other):
                 return earlier

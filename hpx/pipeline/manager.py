@@ -101,7 +101,9 @@ class PassManager:
             touched = sum(len(event.nodes) for event in events)
             timings.append(StepTiming(number, step.name, seconds, len(events), touched))
         facts = plan.facts_after[-1] if plan.steps else frozenset(entry)
-        return Result(working, log, plan, tuple(sorted(facts)), tuple(problems), tuple(timings))
+        # A fresh copy: the dictionary of a graph that lost 100,000 nodes keeps room for them.
+        final = working.copy()
+        return Result(final, log, plan, tuple(sorted(facts)), tuple(problems), tuple(timings))
 
     def facts_at_entry(self, graph: ModuleGraph, request: Request) -> set[str]:
         """The facts that hold already, of those that a pass of the pipeline speaks of."""

@@ -148,10 +148,11 @@ def bench_run(repeat: int) -> None:
 def bench_memory() -> None:
     """Resident memory after the model and after the run, in a process of its own."""
     code = (
-        "import gc, psutil, hpx, sys; from hpx import bundled\n"
+        "import ctypes, gc, psutil, hpx, sys; from hpx import bundled\n"
         "sys.path.insert(0, sys.argv[1]); import pipeline as bench\n"
         "hpx.run(bundled.tiny_moe(), bench.plan(), 'dp=4,tp=2,ep=2'); gc.collect()\n"
-        "rss = lambda: psutil.Process().memory_info().rss\n"
+        "trim = ctypes.CDLL(None).malloc_trim  # what the allocator only keeps does not count\n"
+        "rss = lambda: (gc.collect(), trim(0), psutil.Process().memory_info().rss)[2]\n"
         "base = rss(); model = bundled.moe_671b(); gc.collect(); alone = rss() - base\n"
         "run = hpx.run(model, bench.plan(), bench.MESH); gc.collect()\n"
         "print(alone, rss() - base)"
