@@ -7,15 +7,17 @@ resolves names in the folded graph of the file and expands it only when somebody
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
+from hpx import __version__
 from hpx._files import read_text, write_text
+from hpx._fingerprint import fingerprint, plain
 from hpx._saved import check_saved
 from hpx.errors import HpxError, InputError, UsageError
 from hpx.graph.graph import ModuleGraph
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["SCHEMA", "Run", "run"]
 
 SCHEMA = "hpx.run/1"
+_MALFORMED: Final = (KeyError, TypeError, IndexError, AttributeError, ValueError)
 
 
 class Run:
@@ -97,12 +100,14 @@ class Run:
     @cached_property
     def entry(self) -> ModuleGraph:
         """The graph before the first pass."""
-        return self.tree.expand()
+        with _reading():
+            return self.tree.expand()
 
     @cached_property
     def graph(self) -> ModuleGraph:
         """The graph after the last pass."""
-        return replay(self.entry, self.log.events)
+        with _reading():
+            return replay(self.entry, self.log.events)
 
     @cached_property
     def tree(self) -> FoldedTree:
@@ -196,10 +201,10 @@ class Run:
         """Hash of plan content, mesh, schedule, options and versions; of no path, line or time."""
         if self._saved is not None:
             return cast(str, self._saved["request"])
-        return _fingerprint(
+        return fingerprint(
             {
                 "schema": SCHEMA,
-                "version": _version(),
+                "version": __version__,
                 "plan": self.plan.content_key(),
                 "mesh": str(self.mesh),
                 "schedule": [step["pass"] for step in self.schedule],
@@ -215,7 +220,7 @@ class Run:
             return cast(str, self._saved["entry"])
         form = dict(graph_to_json(self.entry))
         del form["source"]
-        return _fingerprint(form)
+        return fingerprint(form)
 
     # -- files -------------------------------------------------------------------------------
 
@@ -269,12 +274,10 @@ class Run:
         try:
             check_saved(value)
             return cls.from_json(value)
-        except HpxError as error:
-            raise InputError(f"{path} is a damaged run", why=str(error)) from None
-        except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
-            raise InputError(
-                f"{path} is a damaged run", why=f"{type(error).__name__}: {error}"
-            ) from None
+        except (HpxError, *_MALFORMED) as error:
+            known = isinstance(error, HpxError)
+            why = str(error) if known else f"{type(error).__name__}: {error}"
+            raise InputError(f"{path} is a damaged run", why=why) from None
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Run:
@@ -301,7 +304,7 @@ class Run:
             return NotImplemented
         mine, theirs = self.to_json(), other.to_json()
         del mine["timings"], theirs["timings"]
-        return _plain(mine) == _plain(theirs)
+        return plain(mine) == plain(theirs)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -357,6 +360,17 @@ def run(
     )
 
 
+@contextmanager
+def _reading() -> Iterator[None]:
+    """A saved graph that cannot be expanded, or events that do not fit it, are a damaged file."""
+    try:
+        yield
+    except _MALFORMED as error:
+        raise InputError(
+            "the run is damaged: its graph cannot be read", why=f"{type(error).__name__}: {error}"
+        ) from error
+
+
 def _graph_of(model: ModuleGraph | torch.nn.Module | str | Path) -> ModuleGraph:
     if isinstance(model, ModuleGraph):
         return model
@@ -382,19 +396,3 @@ def _model_summary(graph: ModuleGraph) -> dict[str, object]:
 
 def _warning(text: str) -> Problem:
     return Problem("warning", (), text, "")
-
-
-def _version() -> str:
-    from hpx import __version__
-
-    return __version__
-
-
-def _fingerprint(value: object) -> str:
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=list)
-    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
-
-
-def _plain(value: object) -> object:
-    """The value as JSON holds it, so that tuples and lists compare equal."""
-    return json.loads(json.dumps(value))

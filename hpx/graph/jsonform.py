@@ -17,11 +17,11 @@ from hpx.graph.builder import GraphBuilder
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import ModuleNode, ModuleSpec, TensorKind, TensorNode, TensorSpec
 
-__all__ = ["FoldedTree", "graph_to_json", "spec_from_json", "spec_to_json"]
+__all__ = ["FoldedTree", "graph_to_json", "run_length", "spec_from_json", "spec_to_json"]
 
 _SPEC_DEFAULTS = TensorSpec((), "float32")
 _MODULE_DEFAULTS = ModuleSpec("")
-_RUN = re.compile(r"(0|[1-9][0-9]*)-(0|[1-9][0-9]*)")
+_RUN = re.compile(r"(0|[1-9][0-9]{0,8})-(0|[1-9][0-9]{0,8})")
 
 
 def spec_to_json(spec: TensorSpec) -> dict[str, object]:
@@ -154,7 +154,7 @@ class _Writer:
 
 
 def _fold_pairs(pairs: list[tuple[str, int]]) -> list[list[object]]:
-    """Children as ``[name, template]``; numbered neighbours in order as one ``[\"0-255\", t]``."""
+    """Children as ``[name, template]``; numbered neighbours in order as one ``["0-255", t]``."""
     out: list[list[object]] = []
     run: list[int] = []  # first number, last number, template
 
@@ -192,7 +192,7 @@ class FoldedTree:
         for template in self._templates:
             size = 1
             for name, child, *mark in template.get("children", ()):
-                size += self._sizes[child] * _run_length(name, mark)
+                size += self._sizes[child] * run_length(name, mark)
             self._sizes.append(size)
 
     @property
@@ -221,7 +221,7 @@ class FoldedTree:
             place = _place_in_run(text, mark, part)
             if place is not None:
                 return at + place * size, child
-            at += size * _run_length(text, mark)
+            at += size * run_length(text, mark)
         wrapper = self._templates[template].get("wrapper")
         if wrapper is not None and wrapper != part:
             inner = self._step(node_id, template, wrapper)
@@ -256,10 +256,8 @@ class FoldedTree:
     def children(self, node_id: int) -> dict[str, int]:
         """Ids of what a module holds, by registered name; second edges last."""
         found = {name: at for name, _, at in self._children(node_id, self._template_of(node_id))}
-        for parent, _, name, target in self._value["links"]:
-            if parent == node_id:
-                found[name] = target
-        return found
+        links = self._value["links"]
+        return found | {name: target for parent, _, name, target in links if parent == node_id}
 
     def more_edges(self, node_id: int) -> list[tuple[int, str]]:
         """The further places of a node that has several names: owning module and name there."""
@@ -285,7 +283,7 @@ class FoldedTree:
             wrapper = self._templates[template].get("wrapper")
             at = here + 1
             for text, child, *mark in self._templates[template].get("children", ()):
-                size, count = self._sizes[child], _run_length(text, mark)
+                size, count = self._sizes[child], run_length(text, mark)
                 if at <= node_id < at + size * count:
                     place = (node_id - at) // size
                     name = _name_in_run(text, mark, place)
@@ -336,7 +334,8 @@ class FoldedTree:
         return spec_from_json({key: v for key, v in template.items() if key != "kind"})
 
 
-def _run_length(name: str, mark: list[str]) -> int:
+def run_length(name: str, mark: list[str]) -> int:
+    """How many children one entry of a folded graph stands for; ``0-255`` for 256."""
     match = None if mark else _RUN.fullmatch(name)
     return int(match[2]) - int(match[1]) + 1 if match else 1
 

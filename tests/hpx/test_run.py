@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpx.errors import HpxError, InputError, PlanError, UsageError
+from hpx.graph import ModuleGraph
+from hpx.plan import ShardingPlan
+from hpx.run import Run, run
+
+MESH = "dp=2,tp=2,ep=4"
+
+
+@pytest.fixture
+def saved(moe_run: Run, tmp_path: Path) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(moe_run.save(tmp_path / "run.json").read_text())
+    return value
+
+
+def again(graph: ModuleGraph, plan: ShardingPlan, pipeline: str = "@default") -> Run:
+    return run(graph, plan, MESH, pipeline)
+
+
+# save and load
+
+
+def test_a_run_loads_back_equal(moe_run: Run, tmp_path: Path) -> None:
+    assert Run.load(moe_run.save(tmp_path / "run.json")) == moe_run
+
+
+def test_a_loaded_run_saves_to_the_same_bytes(moe_run: Run, tmp_path: Path) -> None:
+    first = moe_run.save(tmp_path / "a.json")
+    second = Run.load(first).save(tmp_path / "b.json")
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_a_saved_run_has_the_keys_of_its_schema(saved: dict[str, Any]) -> None:
+    assert saved["schema"] == "hpx.run/1"
+    assert list(saved) == [
+        *("schema", "model", "mesh", "plan", "options", "pipeline", "schedule", "facts"),
+        *("problems", "graph", "params", "events", "timings", "request", "entry"),
+    ]
+
+
+def test_a_loaded_run_has_the_same_graphs(moe_run: Run, tmp_path: Path) -> None:
+    loaded = Run.load(moe_run.save(tmp_path / "run.json"))
+    assert loaded.entry == moe_run.entry
+    assert loaded.graph == moe_run.graph
+
+
+def test_runs_that_differ_in_time_alone_are_equal(moe_graph: ModuleGraph, moe_run: Run) -> None:
+    assert again(moe_graph, moe_run.plan) == moe_run
+
+
+def test_a_run_leaves_the_graph_that_it_was_given(moe_graph: ModuleGraph, moe_run: Run) -> None:
+    before = dict(moe_graph.nodes)
+    again(moe_graph, moe_run.plan)
+    assert moe_graph.nodes == before
+
+
+def test_one_parameter_is_the_same_as_in_the_list(moe: Run) -> None:
+    for param in moe.params:
+        assert moe.param(param.id) == param
+
+
+def test_a_parameter_that_is_gone_has_no_record(moe: Run) -> None:
+    old = moe.tree.find("model.layers.0.mlp.experts.5.gate_proj.weight")
+    assert old is not None
+    assert moe.param(old) is None
+
+
+# steps
+
+
+def test_step_0_is_the_model_as_it_came(moe: Run) -> None:
+    assert moe.at(0) == moe.entry
+
+
+def test_the_last_step_is_the_final_graph(moe: Run) -> None:
+    assert moe.at(len(moe.schedule)) == moe.graph
+
+
+def test_a_step_in_between_has_what_its_passes_did_and_no_more(moe: Run) -> None:
+    stacked = moe.at(2).get("model.layers.0.mlp.experts.gate_proj")
+    assert stacked.props == {}
+    sharded = moe.at(3).get("model.layers.0.mlp.experts.gate_proj")
+    assert sorted(sharded.props) == ["layout", "mesh"]
+
+
+@pytest.mark.parametrize("step", [-1, 7])
+def test_a_step_that_the_schedule_lacks_is_an_error(moe: Run, step: int) -> None:
+    with pytest.raises(UsageError, match=f"there is no step {step}"):
+        moe.at(step)
+
+
+# fingerprints
+
+
+def test_fingerprints_survive_saving(moe_run: Run, tmp_path: Path) -> None:
+    loaded = Run.load(moe_run.save(tmp_path / "run.json"))
+    assert loaded.request_fingerprint == moe_run.request_fingerprint
+    assert loaded.entry_fingerprint == moe_run.entry_fingerprint
+
+
+def test_the_path_and_the_lines_of_the_plan_are_not_hashed(
+    moe_graph: ModuleGraph, moe_run: Run
+) -> None:
+    text = ShardingPlan(list(moe_run.plan.params), mesh=MESH).to_yaml()
+    moved = ShardingPlan.from_text("\n\n" + text, "another/folder/p.yaml")
+    assert again(moe_graph, moved).request_fingerprint == moe_run.request_fingerprint
+
+
+def test_where_the_model_was_read_from_is_not_hashed(moe_graph: ModuleGraph, moe_run: Run) -> None:
+    twin = moe_graph.copy()
+    twin.source = "another/path"
+    assert again(twin, moe_run.plan).entry_fingerprint == moe_run.entry_fingerprint
+
+
+def test_another_layout_is_another_request(moe_graph: ModuleGraph, moe_run: Run) -> None:
+    rules = {rule.pattern: rule.layout for rule in moe_run.plan.params}
+    plan = ShardingPlan({**rules, "lm_head.weight": "replicate"}, mesh=MESH)
+    assert again(moe_graph, plan).request_fingerprint != moe_run.request_fingerprint
+
+
+def test_another_option_is_another_request(moe_graph: ModuleGraph, moe_run: Run) -> None:
+    other = again(moe_graph, moe_run.plan, "@default, shard-params{uneven=allow}")
+    assert other.request_fingerprint != moe_run.request_fingerprint
+    assert other.entry_fingerprint == moe_run.entry_fingerprint
+
+
+# what is refused
+
+
+def test_a_plan_for_another_mesh_is_refused(moe_graph: ModuleGraph, moe_run: Run) -> None:
+    with pytest.raises(PlanError, match="the plan is for mesh dp=2,tp=2,ep=4"):
+        run(moe_graph, moe_run.plan, "dp=4,tp=2,ep=4")
+
+
+def test_a_file_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no such file"):
+        Run.load(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "{}", '{"schema": "hpx.run/9"}', "\x00"])
+def test_a_file_that_is_no_run_is_an_input_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(InputError, match="not a saved run"):
+        Run.load(tmp_path / "x.json")
+
+
+def test_bytes_that_are_no_text_are_an_input_error(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_bytes(b"\xff\xfe\x00\x01")
+    with pytest.raises(InputError, match="not a text file"):
+        Run.load(tmp_path / "x.json")
+
+
+def test_a_truncated_run_is_an_input_error(moe_run: Run, tmp_path: Path) -> None:
+    path = moe_run.save(tmp_path / "run.json")
+    path.write_text(path.read_text()[:-100])
+    with pytest.raises(InputError, match="not a saved run"):
+        Run.load(path)
+
+
+KEYS = [
+    *("model", "mesh", "plan", "options", "pipeline", "schedule", "facts", "problems"),
+    *("graph", "params", "events", "timings", "request", "entry"),
+]
+
+
+DAMAGE = [(key, damage) for key in KEYS for damage in ("missing", "null", "text", "number")]
+DAMAGE.remove(("pipeline", "text"))  # any text may be one
+
+
+@pytest.mark.parametrize(("key", "damage"), DAMAGE)
+def test_a_damaged_run_is_an_error_of_hpx(
+    saved: dict[str, Any], tmp_path: Path, key: str, damage: str
+) -> None:
+    del saved[key]
+    if damage != "missing":
+        saved[key] = {"null": None, "text": "x", "number": 7}[damage]
+    path = tmp_path / "damaged.json"
+    path.write_text(json.dumps(saved))
+    with pytest.raises(HpxError, match="damaged"):
+        Run.load(path)
+
+
+def test_a_run_that_cannot_be_written_leaves_the_old_file(moe_run: Run, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot write"):
+        moe_run.save(tmp_path / "no" / "folder.json")
