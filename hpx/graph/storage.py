@@ -49,8 +49,9 @@ class Storages:
             return None  # a sparse tensor has several storages, and is never a tie
         # data_ptr() is 0 for every meta tensor; the storage object tells them apart.
         key: int = local.untyped_storage()._cdata
-        first = self._first.setdefault(key, local)
-        if first is local:
+        first = self._first.get(key)
+        if first is None:
+            self._first[key] = local
             self._numbers[key] = number
             return None
         others = self._others.setdefault(key, [(self._numbers[key], first)])
