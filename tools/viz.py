@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
@@ -121,7 +122,8 @@ def viz(
     import time
 
     started = time.perf_counter()
-    with Progress(f"reading {target}") as progress:
+    progress = Progress(f"reading {target}")
+    with nullcontext() if quiet else progress:  # one that is not entered says nothing
         subject = _open(target, mesh, plan, progress)
         read = time.perf_counter()
         progress.say(f"drawing {target}")
