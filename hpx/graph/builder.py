@@ -43,6 +43,7 @@ class GraphBuilder:
         self._links: list[tuple[int, str, int]] = []
         self._numbers: dict[object, int] = {"link": _LINK}
         self._module_specs: dict[ModuleSpec, ModuleSpec] = {}
+        self._kept: set[int] = set()  # ids of the specifications that are kept, so none is reused
         self._tensor_specs: dict[tuple[TensorKind, TensorSpec], tuple[TensorSpec, int]] = {}
         self._by_id: dict[tuple[TensorKind, int], tuple[TensorSpec, int]] = {}
         self._open: list[int] = []  # the module that nodes are added to, and those above it
@@ -58,7 +59,9 @@ class GraphBuilder:
         node_id = len(self._nodes)
         if parent >= 0:
             self._name_child(parent, name, node_id)
-        spec = self._module_specs.setdefault(spec, spec)
+        if id(spec) not in self._kept:
+            spec = self._module_specs.setdefault(spec, spec)
+            self._kept.add(id(spec))
         self._modules.append(node_id)
         self._parents.append(parent)
         self._names.append(name)
@@ -152,16 +155,20 @@ class GraphBuilder:
         )
 
     def _name_child(self, parent: int, name: str, node_id: int) -> None:
+        if self._open[-1] != parent:
+            self._close_up_to(parent)
+        siblings = self._children[parent]
+        if name in siblings:
+            raise InputError(f"the name '{name}' occurs twice in one module")
+        siblings[name] = node_id
+
+    def _close_up_to(self, parent: int) -> None:
         stack = self._open
         while stack and stack[-1] != parent:
             stack.pop()
         if not stack:
             self._in_preorder = False
             stack.append(parent)
-        siblings = self._children[parent]
-        if name in siblings:
-            raise InputError(f"the name '{name}' occurs twice in one module")
-        siblings[name] = node_id
 
     def _tensor_number(self, kind: TensorKind, spec: TensorSpec) -> tuple[TensorSpec, int]:
         known = self._tensor_specs.get((kind, spec))
