@@ -56,7 +56,7 @@ class Check:
     def report(self, params: Sequence[Param], *, every: bool) -> list[Block]:
         """The table, with one row for each parameter if ``every``; see `verdict` for the rest."""
         rows = unfolded(params) if every else fold_params(params)
-        return [layout_table(rows, full_rule=True)]
+        return [layout_table(rows, full=True)]
 
     def verdict(self) -> list[Block]:
         """What is wrong, and one line that says whether the plan fits."""

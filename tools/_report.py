@@ -9,6 +9,7 @@ from hpx._text import bytes_text, counted, shape_text
 from hpx.explain_text import event_line
 from hpx.holding import uneven
 from hpx.lookup import Names
+from hpx.params import Param
 from hpx.pipeline.context import Problem
 from hpx.ranges import fold_names
 from hpx.run import Run
@@ -20,7 +21,7 @@ __all__ = ["layout_table", "problem_lines", "problem_to_json", "run_report", "un
 _MAX_NAMES = 6
 _HEADINGS = (
     *("parameters", "count", "shape", "dtype", "layout", "mesh"),
-    *("local shape", "a rank", "rule"),
+    *("local shape", "bytes/rank", "rule"),
 )
 
 
@@ -41,7 +42,9 @@ def run_report(run: Run, *, verbose: bool) -> list[Block]:
             frozenset(["step"]),
         )
     )
-    blocks += ["", "layouts", layout_table(fold_params(run.params))]
+    rows = fold_params(run.params)
+    dtype = same_dtype(rows)
+    blocks += ["", f"layouts, all {dtype}" if dtype else "layouts", layout_table(rows)]
     lines = list(uneven_lines(run))
     if lines:
         blocks += ["", "uneven", *lines]
@@ -101,39 +104,42 @@ def _summary(run: Run) -> Iterator[str]:
     yield f"result    {tensors}; rank 0 holds {bytes_text(held)}{of}, and no rank more"
 
 
-def layout_table(rows: Sequence[Folded], *, full_rule: bool = False) -> Table:
-    """Parameters with shape, layout, what a rank holds and the rule that decided."""
-    return Table(
-        (
-            "parameters",
-            "count",
-            "shape",
-            "dtype",
-            "layout",
-            "mesh",
-            "local shape",
-            "a rank",
-            "rule",
-        ),
-        tuple(_layout_row(row, full_rule=full_rule) for row in rows),
-        frozenset(["count", "a rank"]),
-    )
+def layout_table(rows: Sequence[Folded], *, full: bool = False) -> Table:
+    """Parameters with shape, layout, what a rank holds and the rule that decided.
+
+    Args:
+        rows: The parameters.
+        full: With the patterns of the rules, and with the dtype even if all have the same.
+    """
+    cells = tuple(_layout_row(row, full=full) for row in rows)
+    table = Table(_HEADINGS, cells, frozenset(["count", "bytes/rank"]))
+    return table if full or not same_dtype(rows) else table.without("dtype")
 
 
-def _layout_row(row: Folded, *, full_rule: bool) -> tuple[str, ...]:
+def same_dtype(rows: Sequence[Folded]) -> str | None:
+    """The dtype of all parameters, if all are trained and have one."""
+    found = {_dtype_text(row.first) for row in rows}
+    return found.pop() if len(found) == 1 else None
+
+
+def _dtype_text(param: Param) -> str:
+    return param.dtype if param.requires_grad else f"{param.dtype}, frozen"
+
+
+def _layout_row(row: Folded, *, full: bool) -> tuple[str, ...]:
     param = row.first
     rule = "-"
     if param.rule is not None:
         source = param.rule.source
         who = f" ({source})" if source != "user" else ""
-        pattern = f" {param.rule.pattern!r}" if full_rule and source != "default" else ""
+        pattern = f" {param.rule.pattern!r}" if full and source != "default" else ""
         place = param.rule.where.rpartition("/")[2]
         rule = f"{place}{pattern}{who}"
     return (
         row.name,
         str(row.count),
         shape_text(param.shape),
-        param.dtype if param.requires_grad else f"{param.dtype}, frozen",
+        _dtype_text(param),
         "-" if param.layout is None else str(param.layout),
         param.mesh or "-",
         shape_text(param.local_shape),

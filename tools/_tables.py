@@ -11,6 +11,7 @@ from typing import Final, TypeAlias
 
 __all__ = ["Block", "Table", "emit", "emit_json", "emit_report", "json_text", "plain_report"]
 
+_NAME_WIDTH: Final = 36
 _BROKEN_PIPE: Final = 141  # what a shell reports of a program that SIGPIPE ended
 
 
@@ -27,6 +28,13 @@ class Table:
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     right: frozenset[str] = frozenset()
+
+    def without(self, heading: str) -> Table:
+        """The table less one column."""
+        at = self.headings.index(heading)
+        lines = ((*line[:at], *line[at + 1 :]) for line in (self.headings, *self.rows))
+        headings, *rows = lines
+        return Table(headings, tuple(rows), self.right)
 
     def plain(self) -> str:
         """Columns side by side, as wide as what they hold."""
@@ -71,14 +79,25 @@ def emit_report(blocks: Sequence[Block]) -> None:
     emit(console.file.getvalue().rstrip("\n"))
 
 
+def column(table: Table, at: int) -> list[str]:
+    """The heading and the cells of one column."""
+    return [line[at] for line in (table.headings, *table.rows)]
+
+
 def _rich(table: Table) -> object:
     from rich.table import Table as RichTable
     from rich.text import Text
 
     made = RichTable(box=None, pad_edge=False, header_style="bold")
-    for heading in table.headings:
-        right = heading in table.right
-        made.add_column(Text(heading), justify="right" if right else "left", overflow="fold")
+    for at, heading in enumerate(table.headings):
+        made.add_column(
+            Text(heading),
+            justify="right" if heading in table.right else "left",
+            overflow="fold",
+            # Names are what people look for: other columns give way first.
+            min_width=min(_NAME_WIDTH, max(map(len, column(table, at)))) if at == 0 else None,
+            no_wrap=heading in table.right,
+        )
     for row in table.rows:
         made.add_row(*map(Text, row))
     return made
