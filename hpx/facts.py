@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from hpx.experts import expert_containers
 from hpx.pipeline.info import Fact
+from hpx.plan import Pattern
 
 if TYPE_CHECKING:
     from hpx.graph.graph import ModuleGraph
@@ -44,27 +45,42 @@ def _experts_stacked(graph: ModuleGraph, request: Request) -> Iterator[str]:
 
 
 def _sharded(graph: ModuleGraph, request: Request) -> Iterator[str]:
-    if request.mesh.size("tp", 1) == 1:
-        return iter(())  # an expert's layout is what puts it on the expert mesh: none can lack one
-    return (
-        f"{graph.path(node.id)} has no layout"
-        for node in graph.parameters()
-        if node.layout is None
-    )
+    mesh = request.mesh
+    if mesh.size("tp", 1) > 1:
+        for node in graph.parameters():
+            if node.layout is None:
+                yield f"{graph.path(node.id)} has no layout"
+    # An expert's layout is what puts it on the expert mesh: that one has some tells it is done.
+    wanted = any(rule.layout.dim("ep") is not None for rule in request.plan.params)
+    if mesh.size("ep", 1) > 1 and wanted:
+        layouts = (node.layout for node in graph.parameters())
+        if not any(layout is not None and layout.dim("ep") is not None for layout in layouts):
+            yield "the plan has rules for ep, and no parameter is on the expert mesh"
 
 
 def _heads_local(graph: ModuleGraph, request: Request) -> Iterator[str]:
     from hpx.heads import attentions
 
-    return (
-        f"{graph.path(attention.owner)}.{count.name} is {count.value}, as before sharding"
-        for attention in attentions(graph, request.mesh)
-        for count in attention.automatic
-        if f"attributes.{count.name}" not in graph.nodes[count.node].props
-    )
+    found = attentions(graph, request.mesh)
+    for attention in found:
+        for node, name, value, _ in attention.automatic:
+            if f"attributes.{name}" not in graph.nodes[node].props:
+                yield f"{graph.path(node)}.{name} is {value}, as before sharding"
+    if not found:
+        return
+    for entry in request.plan.heads:
+        pattern = Pattern.parse(entry.pattern)
+        for module in graph.modules():
+            for name in entry.names:
+                if (
+                    name in dict(module.spec.attributes)
+                    and f"attributes.{name}" not in module.props
+                    and any(pattern.matches(path) for path in graph.paths(module.id))
+                ):
+                    yield f"{graph.path(module.id)}.{name} is declared under heads:, and undivided"
 
 
-def _source_info(graph: ModuleGraph, request: Request) -> Iterator[str]:
+def _source_info(graph: ModuleGraph, _request: Request) -> Iterator[str]:
     return (
         f"{graph.path(node.id)} has no source-layout record"
         for node in graph.parameters()
@@ -72,7 +88,7 @@ def _source_info(graph: ModuleGraph, request: Request) -> Iterator[str]:
     )
 
 
-def _localized(graph: ModuleGraph, request: Request) -> Iterator[str]:
+def _localized(graph: ModuleGraph, _request: Request) -> Iterator[str]:
     return (
         f"{graph.path(node.id)} is not localized"
         for node in graph.parameters()

@@ -7,13 +7,14 @@ projection over the head dim.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Literal, NamedTuple, TypeAlias, cast
 
 from hpx.graph.graph import ModuleGraph
-from hpx.graph.nodes import ModuleNode, TensorNode
+from hpx.graph.nodes import ModuleNode, Node, TensorNode
 from hpx.mesh import MeshSpec
 
 __all__ = [
@@ -22,8 +23,11 @@ __all__ = [
     "Q_COUNTS",
     "Attention",
     "Count",
+    "Heads",
     "Projection",
     "attentions",
+    "heads_of",
+    "is_projection",
     "is_projection_name",
     "output_dim",
 ]
@@ -52,24 +56,21 @@ HEAD_DIMS: Final = ("head_dim", "head_size", "attention_head_size")
 PROTECTED: Final = (*HEAD_DIMS, "num_key_value_groups")
 """Attributes that sharding leaves as they are."""
 
+_NAMES: Final[Mapping[Role, str]] = {
+    "q": "q q_proj wq query q_lin to_q q_b_proj query_proj q_linear",
+    "k": "k k_proj wk key k_lin to_k key_proj k_linear",
+    "v": "v v_proj wv value v_lin to_v value_proj v_linear",
+    "kv": "kv kv_b_proj kv_proj to_kv wkv key_value",
+    "qkv": "qkv qkv_proj c_attn query_key_value in_proj Wqkv wqkv to_qkv W_pack att_proj",
+}
 _ROLES: Final[Mapping[str, Role]] = {
-    **dict.fromkeys(
-        ("q", "q_proj", "wq", "query", "q_lin", "to_q", "q_b_proj", "query_proj", "q_linear"), "q"
-    ),
-    **dict.fromkeys(("k", "k_proj", "wk", "key", "k_lin", "to_k", "key_proj", "k_linear"), "k"),
-    **dict.fromkeys(("v", "v_proj", "wv", "value", "v_lin", "to_v", "value_proj", "v_linear"), "v"),
-    **dict.fromkeys(("kv_b_proj", "kv_proj", "to_kv", "wkv"), "kv"),
-    **dict.fromkeys(
-        ("qkv", "qkv_proj", "c_attn", "query_key_value", "in_proj", "in_proj_weight", "Wqkv")
-        + ("wqkv", "to_qkv"),
-        "qkv",
-    ),
+    name: role for role, names in _NAMES.items() for name in names.split()
 }
 
 
 def is_projection_name(name: str) -> bool:
     """Whether a module or parameter of this name is usually a q, k, v or fused projection."""
-    return name in _ROLES
+    return name.removesuffix("_weight") in _ROLES
 
 
 class Projection(NamedTuple):
@@ -116,13 +117,35 @@ class Attention:
 
     @property
     def automatic(self) -> tuple[Count, ...]:
-        """The attributes that ``update-heads`` divides without being told."""
-        return self.counts
+        """The attributes that ``update-heads`` divides without being told.
+
+        Counts of heads whose projections stay whole are not among them.
+        """
+        return tuple(
+            count
+            for count in self.counts
+            if count.counts == "width" or (self.q_is_cut if count.counts == "q" else self.kv_is_cut)
+        )
+
+    @property
+    def whole(self) -> tuple[Count, ...]:
+        """Counts that stay, as the projections that they count stay whole."""
+        return tuple(count for count in self.counts if count not in self.automatic)
+
+    @cached_property
+    def q_is_cut(self) -> bool:
+        """Whether a rank holds a part of the query heads."""
+        return not self.projections or bool(self.cut("q", "qkv"))
+
+    @cached_property
+    def kv_is_cut(self) -> bool:
+        """Whether a rank holds a part of the key and value heads."""
+        return not self.projections or bool(self.cut("k", "v", "kv", "qkv"))
 
     @cached_property
     def num_heads(self) -> int | None:
         """Query heads before sharding."""
-        return self._count("q", ("q", "qkv"), "num_attention_heads")
+        return self._count("q", ("q",), "num_attention_heads")
 
     @cached_property
     def num_kv_heads(self) -> int | None:
@@ -133,12 +156,25 @@ class Attention:
         for count in self.counts:
             if count.counts == kind:
                 return count.value
+        configured = self.config.get(in_config) if self._fits_config() else None
         for projection in self.projections:
-            if projection.role in roles and projection.role != "qkv" and self.head_dim:
+            if projection.role in roles and self.head_dim:
                 heads, rest = divmod(projection.width, self.head_dim)
-                if rest == 0:
+                # A query with a gate beside each head has twice the rows.
+                if rest == 0 and heads != 2 * (configured or 0):
                     return heads
-        return self.config.get(in_config) if self._fits_config() else None
+        return configured
+
+    def label(self, kind: str) -> str:
+        """What says how many heads of a kind there are: an attribute, shapes, or the config."""
+        for count in self.counts:
+            if count.counts == kind:
+                return count.name
+        roles = ("q",) if kind == "q" else ("k", "v")
+        name = next((p.name for p in self.projections if p.role in roles), None)
+        if name is not None and self.head_dim:
+            return f"{kind} heads: {name} rows / {self.head_dim_from} {self.head_dim}"
+        return f"{kind} heads of the config"
 
     def _fits_config(self) -> bool:
         """Whether the config's counts can be those of this module: it has to know its head dim."""
@@ -150,27 +186,76 @@ class Attention:
 
 
 def output_dim(graph: ModuleGraph, node: TensorNode) -> int:
-    """The dim of a projection's weight (or bias) that indexes its outputs."""
+    """The dim of a projection's weight (or bias) that indexes its outputs.
+
+    Where only names are known, a bias as long as dim 1 tells a transposed (``Conv1D``) weight.
+    """
     owner = graph.nodes[node.parent]
-    transposed = isinstance(owner, ModuleNode) and owner.spec.short_cls == "Conv1D"
-    return 1 if transposed and len(node.shape) == 2 else 0
+    if len(node.shape) != 2 or not isinstance(owner, ModuleNode):
+        return 0
+    if owner.spec.cls:
+        return 1 if owner.spec.short_cls == "Conv1D" else 0
+    bias = owner.children.get("bias")
+    shape = graph.tensor(bias).shape if bias is not None and node.name == "weight" else ()
+    return 1 if shape == node.shape[1:] and node.shape[0] != node.shape[1] else 0
 
 
 def attentions(graph: ModuleGraph, mesh: MeshSpec) -> list[Attention]:
     """The attention modules with a projection cut on tp, in the order of the tree."""
     if mesh.size("tp", 1) == 1:
         return []
-    owners = dict.fromkeys(
-        owner
-        for node in graph.parameters()
-        if node.layout is not None and node.layout.dim("tp") is not None
-        for owner in _owner_of_cut(graph, node)
-    )
-    return [_attention(graph, owner) for owner in owners]
+    named: dict[int, bool] = {}
+    for node in graph.parameters():
+        if node.layout is not None and node.layout.dim("tp") is not None:
+            for owner, is_named in _owner_of_cut(graph, node):
+                named[owner] = named.get(owner, False) or is_named
+    # A layer that counts heads too is not the attention module, if that one is inside it.
+    inner = {above for owner in named if named[owner] for above in _above(graph, owner)}
+    return [_attention(graph, owner) for owner in named if named[owner] or owner not in inner]
 
 
-def _owner_of_cut(graph: ModuleGraph, node: TensorNode) -> Iterator[int]:
-    """The attention module, if the node is a projection in it whose outputs are cut."""
+class Heads(NamedTuple):
+    """How many heads lie along a dim: what says so, the number, and what all counts share."""
+
+    label: str
+    number: int
+    common: int
+
+
+def heads_of(graph: ModuleGraph, node: TensorNode, dim: int) -> Heads | None:
+    """The heads along a dim of a projection's weight, or of the matrix that takes them.
+
+    Args:
+        graph: The graph; layouts do not matter.
+        node: The weight.
+        dim: The dim that would be cut.
+    """
+    found = _role(graph, node)
+    if found is None:
+        return None
+    owner, role = found
+    attention = _attention(graph, owner)
+    query = next((p for p in attention.projections if p.role == "q"), None)
+    if role is None and (query is None or node.shape[dim] != query.width):
+        return None
+    kind = "kv" if role in ("k", "v") else "q"
+    number = attention.num_kv_heads if kind == "kv" else attention.num_heads
+    told = any(count.counts == "kv" for count in attention.counts)
+    if query is not None and node.shape[dim] == query.width and not told:
+        kind, number = "q", attention.num_heads  # as many keys as queries, and one count for both
+    if not number:
+        return None
+    known = [n for n in (attention.num_heads, attention.num_kv_heads) if n]
+    return Heads(attention.label(kind), number, math.gcd(*known))
+
+
+def _above(graph: ModuleGraph, node_id: int) -> Iterator[int]:
+    while (node_id := graph.nodes[node_id].parent) >= 0:
+        yield node_id
+
+
+def _owner_of_cut(graph: ModuleGraph, node: TensorNode) -> Iterator[tuple[int, bool]]:
+    """The attention module of a projection whose outputs are cut, and whether a name tells it."""
     found = _role(graph, node)
     if found is None or node.layout is None:
         return
@@ -180,43 +265,64 @@ def _owner_of_cut(graph: ModuleGraph, node: TensorNode) -> Iterator[int]:
     # Without a telling name the module itself has to count heads; a child that does (the attention
     # inside a decoder layer whose fc1 is cut) says nothing of this projection.
     if role is not None or any(name in Q_COUNTS for name, _ in graph.module(owner).spec.attributes):
-        yield owner
+        yield owner, role is not None
 
 
 def _role(graph: ModuleGraph, node: TensorNode) -> tuple[int, Role | None] | None:
     """(attention module, role) of a projection's weight; the role is None where no name tells."""
     if len(node.shape) != 2:
         return None
-    if node.name in _ROLES:
-        return node.parent, _ROLES[node.name]
+    plain = node.name.removesuffix("_weight")
+    if plain in _ROLES:
+        return node.parent, _ROLES[plain]
     owner = graph.module(node.parent)
+    while owner.parent >= 0 and _only_wraps(graph.module(owner.parent), owner.name):
+        owner = graph.module(owner.parent)
     if node.name != "weight" or owner.parent < 0 or "Embedding" in owner.spec.cls:
         return None
     return owner.parent, _ROLES.get(owner.name)
 
 
+def is_projection(graph: ModuleGraph, node: TensorNode) -> bool:
+    """Whether a weight is a q, k, v or fused projection, by its name."""
+    found = _role(graph, node)
+    return found is not None and found[1] is not None
+
+
+def _only_wraps(module: ModuleNode, child: str) -> bool:
+    """Whether a module stands for its child: wrappers do, and LoRA's layers."""
+    return child in (module.spec.wrapper, "base_layer")
+
+
 def _attention(graph: ModuleGraph, owner: int) -> Attention:
     counts = _counts(graph, owner)
     projections = tuple(_projections(graph, owner))
-    widths = {p.width for p in projections if p.cut}
     attributes = list(_attributes(graph, owner))
+    config = _config(graph)
+    head_dim, told_by = _head_dim(attributes, counts, projections, config)
+    widths = {p.width for p in projections if p.cut}
+    if head_dim and any(p.cut and p.role == "qkv" for p in projections):
+        widths |= {head_dim * count.value for count in counts}  # those of the parts
     counts += [
         Count(node, name, value, "width")
         for node, name, value in attributes
         if name in WIDTHS and value in widths
     ]
-    config = {
-        key: value
-        for key, value in cast(dict[str, object], graph.hints.get("config", {})).items()
-        if isinstance(value, int) and not isinstance(value, bool)
-    }
-    head_dim, told_by = _head_dim(attributes, counts, projections)
     kept = tuple(
         (node, name, value)
         for node, name, value in attributes
         if name in PROTECTED or (name in AMBIGUOUS_WIDTHS and value in widths)
     )
     return Attention(owner, projections, tuple(counts), kept, head_dim, told_by, config)
+
+
+def _config(graph: ModuleGraph) -> dict[str, int]:
+    """The integers of the model's config; GPT-2 and its kin count heads as ``n_head``."""
+    values = cast(dict[str, object], graph.hints.get("config", {}))
+    found = {k: v for k, v in values.items() if isinstance(v, int) and not isinstance(v, bool)}
+    if "n_head" in found:
+        found.setdefault("num_attention_heads", found["n_head"])
+    return found
 
 
 def _attributes(graph: ModuleGraph, owner: int) -> Iterator[tuple[int, str, int]]:
@@ -239,12 +345,7 @@ def _counts(graph: ModuleGraph, owner: int) -> list[Count]:
 
 def _projections(graph: ModuleGraph, owner: int) -> Iterator[Projection]:
     for child in graph.children(owner):
-        weight = child
-        if isinstance(child, ModuleNode):
-            inner = child.children.get("weight")
-            if inner is None:
-                continue
-            weight = graph.nodes[inner]
+        weight = _weight_of(graph, child) if isinstance(child, ModuleNode) else child
         if not isinstance(weight, TensorNode) or weight.kind != "parameter":
             continue
         found = _role(graph, weight)
@@ -256,16 +357,36 @@ def _projections(graph: ModuleGraph, owner: int) -> Iterator[Projection]:
         yield Projection(found[1], weight.id, child.name, weight.shape[dim], cut)
 
 
+def _weight_of(graph: ModuleGraph, module: ModuleNode) -> Node | None:
+    """The weight of a layer, through what only wraps it."""
+    while "weight" not in module.children:
+        inner = [c for name, c in module.children.items() if _only_wraps(module, name)]
+        node = graph.nodes[inner[0]] if inner else None
+        if not isinstance(node, ModuleNode):
+            return None
+        module = node
+    return graph.nodes[module.children["weight"]]
+
+
 def _head_dim(
     attributes: list[tuple[int, str, int]],
     counts: list[Count],
     projections: tuple[Projection, ...],
+    config: Mapping[str, int],
 ) -> tuple[int | None, str]:
     for _, name, value in attributes:
         if name in HEAD_DIMS and value > 0:
             return value, name
-    heads = next((count for count in counts if count.counts == "q"), None)
     query = next((p for p in projections if p.role == "q"), None)
-    if heads and query and heads.value > 0 and query.width % heads.value == 0:
-        return query.width // heads.value, f"{query.name} rows / {heads.name}"
+    if query is None:
+        return None, ""
+    heads = next((count for count in counts if count.counts == "q"), None)
+    if heads is not None:
+        if heads.value > 0 and query.width % heads.value == 0:
+            return query.width // heads.value, f"{query.name} rows / {heads.name}"
+        return None, ""
+    configured = config.get("num_attention_heads", 0)
+    size = config.get("head_dim") or (query.width // configured if configured else 0)
+    if configured and query.width == configured * size:
+        return size, "head_dim of the config"
     return None, ""

@@ -22,7 +22,7 @@ class Source(NamedTuple):
 
 
 class Stack(NamedTuple):
-    """Equal tensors put side by side on a new dim: ``parts`` of shape s give s with len(parts) in."""
+    """Equal tensors put side by side on a new dim, as long as there are parts."""
 
     parts: tuple[Lineage, ...]
     dim: int = 0

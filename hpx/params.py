@@ -156,8 +156,10 @@ def params_of(
 
 
 def params_to_json(params: Iterable[Param]) -> list[dict[str, object]]:
-    """The ``params`` list. Of more than 5,000, a record that differs from an earlier one in id and
-    name alone is ``{"id", "name", "like": index}``, so that 45,000 take a few MB.
+    """The ``params`` list.
+
+    Of more than 5,000, a record that differs from an earlier one in id and name alone is
+    ``{"id", "name", "like": index}``, so that 45,000 take a few MB.
     """
     entries = [param.to_json() for param in params]
     if len(entries) <= _FOLD_ABOVE:

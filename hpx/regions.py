@@ -1,42 +1,50 @@
 """Which replicated parameters are read where activations are cut: their gradients are partial.
 
-A region is a module with a colwise and a rowwise matrix among its own children: between the two,
-every rank sees other heads or channels. What else the module reads there (head norms, latent
-projections, norms inside an mlp) gets a partial gradient on each rank.
+A region is a module with a colwise and a rowwise matrix among its own children, or with q, k or v
+cut on heads: there every rank sees other heads or channels. What else the module reads there (head
+norms, latent projections, norms inside an mlp) gets a partial gradient on each rank. A module
+around another region (a decoder layer that holds ``fc1`` and ``fc2`` itself beside its attention)
+is none: its norms read the whole stream.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import ModuleNode, TensorNode
-from hpx.heads import output_dim
+from hpx.heads import is_projection, output_dim
 
 __all__ = ["partial_gradients", "regions"]
 
 
-def regions(graph: ModuleGraph) -> Iterator[int]:
-    """Ids of the modules between whose colwise and rowwise children activations are cut on tp."""
-    for node in graph.modules():
-        kinds = {
-            kind
-            for child in graph.children(node.id)
-            for weight in _weights(graph, child.id)
-            if (kind := _cut_kind(graph, weight)) is not None
-        }
-        if kinds == {"colwise", "rowwise"}:
-            yield node.id
+def regions(graph: ModuleGraph) -> list[int]:
+    """Ids of the modules inside which activations are cut on tp, in the order of the tree."""
+    kinds: dict[int, set[str]] = {}
+    for node in graph.parameters():
+        kind = _cut_kind(graph, node)
+        owner = _layer_above(graph, node) if kind is not None else None
+        if owner is not None and kind is not None:
+            # q, k and v are a region by themselves: the matrix that takes them may stand elsewhere.
+            kinds.setdefault(owner, set()).add(kind)
+            if kind == "colwise" and is_projection(graph, node):
+                kinds[owner].add("rowwise")
+    found = [owner for owner, has in kinds.items() if has == {"colwise", "rowwise"}]
+    around: set[int] = set()
+    for owner in found:
+        above = graph.nodes[owner].parent
+        while above >= 0 and above not in around:
+            around.add(above)
+            above = graph.nodes[above].parent
+    return [owner for owner in found if owner not in around]
 
 
-def _weights(graph: ModuleGraph, child_id: int) -> Iterator[TensorNode]:
-    child = graph.nodes[child_id]
-    if isinstance(child, TensorNode):
-        yield child
-    elif "weight" in child.children and "Embedding" not in child.spec.cls:
-        weight = graph.nodes[child.children["weight"]]
-        if isinstance(weight, TensorNode):
-            yield weight
+def _layer_above(graph: ModuleGraph, weight: TensorNode) -> int | None:
+    """The module that computes with a layer: the one around it, or the owner of a bare matrix."""
+    owner = graph.module(weight.parent)
+    if weight.name != "weight":
+        return owner.id
+    if "Embedding" in owner.spec.cls or owner.parent < 0:
+        return None
+    return owner.parent
 
 
 def _cut_kind(graph: ModuleGraph, weight: TensorNode) -> str | None:

@@ -1,28 +1,25 @@
 """What a plan decides for each parameter of a graph, and what stands against carrying it out.
 
-`decide` matches rules and lets biases follow their weights; `refusals` checks each cut against the
-tensor it would cut. Both only read; the pass ``shard-params`` raises and sets.
+`decide` matches rules and lets biases follow their weights; `hpx.check.cuts` checks each cut
+against the tensor it would cut. Both only read; the pass ``shard-params`` raises and sets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hpx.check.fused import packed_dims, packed_problem
-from hpx.check.placed import placed_problem
-from hpx.check.quantised import KNOWN_CLASSES, block_problem, scale_of
-from hpx.errors import HpxError, LayoutError, PlacementMismatchError, PlanError
+from hpx.errors import HpxError, LayoutError, PlanError
+from hpx.experts import is_expert_name
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import TensorNode
 from hpx.heads import output_dim
-from hpx.layout import REPLICATED, Layout, is_even, per_rank_sizes
+from hpx.layout import REPLICATED, Layout
 from hpx.lineage import sources
-from hpx.mesh import divisors
 from hpx.plan import (
     MatchResult,
-    Packed,
     Pattern,
     Rule,
     conflicting_names,
@@ -36,7 +33,7 @@ from hpx.plan import (
 if TYPE_CHECKING:
     from hpx.pipeline.context import PassContext
 
-__all__ = ["Choice", "Decision", "bias_layout", "decide", "refusals"]
+__all__ = ["Choice", "Decision", "bias_layout", "decide", "weight_of"]
 
 
 @dataclass(frozen=True)
@@ -64,11 +61,13 @@ class Choice:
         decisions: By parameter id, in the order of the tree.
         lost: By index of a rule, the parameters that it matches and an earlier rule won.
         findings: What is wrong between the plan and the model.
+        num_parameters: How many parameters there are, decided or not.
     """
 
     decisions: dict[int, Decision]
     lost: dict[int, list[int]]
     findings: tuple[HpxError, ...]
+    num_parameters: int
 
 
 def decide(graph: ModuleGraph, ctx: PassContext) -> Choice:
@@ -113,7 +112,7 @@ def decide(graph: ModuleGraph, ctx: PassContext) -> Choice:
         for index in indices:
             lost.setdefault(index, []).append(node_id)
     ordered = {node_id: decisions[node_id] for node_id in result.winner if node_id in decisions}
-    return Choice(ordered, lost, tuple(findings))
+    return Choice(ordered, lost, tuple(findings), len(result.winner))
 
 
 def _why(rule: Rule) -> str:
@@ -148,25 +147,60 @@ class _Layouts:
 
 
 def bias_layout(graph: ModuleGraph, weight: TensorNode, layout: Layout) -> Layout | None:
-    """The layout that a linear's bias gets from its weight; None if the weight is not cut."""
-    if not layout.shards or len(weight.shape) != 2:
+    """The layout that a layer's bias gets from its weight; None if nothing can be told.
+
+    A weight of stacked experts is ``[E, out, in]`` and its bias ``[E, out]``.
+    """
+    if not layout.shards:
         return None
+    if weight.lineage is not None:
+        if len(weight.shape) != 3:
+            return None
+        return Layout(tuple((axis, dim) for axis, dim in layout.shards if dim < 2))
+    owner = graph.module(weight.parent)
+    convolution = re.fullmatch(r"Conv[123]d", owner.spec.short_cls) is not None
+    if len(weight.shape) != 2 and not convolution:
+        return None
+    if not owner.spec.cls and len(set(weight.shape)) == 1 and _has_transposed(graph):
+        return None  # names alone, and as many outputs as inputs: which dim is which is not known
     out = output_dim(graph, weight)
     return Layout(tuple((axis, 0) for axis, dim in layout.shards if dim == out))
+
+
+def _has_transposed(graph: ModuleGraph) -> bool:
+    """Whether a tree of names holds weights that are stored ``[in, out]``, as GPT-2's are."""
+    return any(
+        node.name == "weight" and len(node.shape) == 2 and output_dim(graph, node) == 1
+        for node in graph.parameters()
+    )
+
+
+def weight_of(graph: ModuleGraph, bias: TensorNode) -> TensorNode | None:
+    """The weight beside a bias: ``weight`` of ``bias``, of stacked ``w1_bias`` it is ``w1``."""
+    if bias.lineage is not None and bias.name.endswith("_bias"):
+        name = bias.name.removesuffix("_bias")
+    elif bias.name == "bias":
+        name = "weight"
+    else:
+        return None
+    found = graph.module(bias.parent).children.get(name)
+    node = graph.nodes[found] if found is not None else None
+    return node if isinstance(node, TensorNode) and node.kind == "parameter" else None
 
 
 def _follow_weight(
     graph: ModuleGraph, node: TensorNode, decisions: Mapping[int, Decision]
 ) -> Decision | None:
-    owner = graph.module(node.parent)
-    weight_id = owner.children.get("weight") if node.name == "bias" else None
-    decided = decisions.get(weight_id) if weight_id is not None else None
-    if weight_id is None or decided is None or len(node.shape) != 1:
+    weight = weight_of(graph, node)
+    decided = decisions.get(weight.id) if weight is not None else None
+    if weight is None or decided is None or len(node.shape) != (1 if node.lineage is None else 2):
         return None
-    layout = bias_layout(graph, graph.tensor(weight_id), decided.layout)
+    layout = bias_layout(graph, weight, decided.layout)
     if layout is None or decided.rule is None:
         return None
-    if layout.shards:
+    if layout.dim("ep") is not None:
+        why = "bias of experts: on ep with their weights"
+    elif layout.shards:
         why = "bias of a colwise layer: cut with its weight"
     else:
         why = "bias of a rowwise layer: replicated, added once after the reduction"
@@ -233,6 +267,12 @@ def _parametrized(
     return findings, rules
 
 
+def _is_expert(graph: ModuleGraph, node_id: int) -> bool:
+    if graph.tensor(node_id).lineage is not None:
+        return True
+    return any(is_expert_name(part) for part in graph.path(node_id).split("."))
+
+
 def _uncovered(
     graph: ModuleGraph, ctx: PassContext, result: MatchResult, decided: Mapping[int, Decision]
 ) -> list[HpxError]:
@@ -242,7 +282,7 @@ def _uncovered(
     experts = [
         node_id
         for node_id in result.uncovered
-        if node_id not in decided and graph.tensor(node_id).lineage is not None
+        if node_id not in decided and _is_expert(graph, node_id)
     ]
     found: list[HpxError] = []
     if experts:
@@ -253,145 +293,7 @@ def _uncovered(
                 f"{count} with no rule",
                 where=ctx.plan.file,
                 why=names,
-                fix="add rules for these stacked names, such as {ep: S(0)}",
+                fix="add rules for these names, such as {ep: S(0)}",
             )
         )
     return found + list(uncovered(result, ctx.plan, {*decided, *experts}))
-
-
-# -- refusals ----------------------------------------------------------------------------------
-
-
-def refusals(
-    graph: ModuleGraph, ctx: PassContext, choice: Choice, *, uneven_allowed: bool
-) -> Iterator[HpxError]:
-    """What stands against a cut, one error for each parameter, in the order of the tree."""
-    packed = [(Pattern.parse(entry.pattern), entry) for entry in ctx.plan.packed]
-    yield from _unmatched_packed(graph, ctx, packed)
-    for node_id, decision in choice.decisions.items():
-        node = graph.tensor(node_id)
-        view = ctx.mesh.view_of(decision.layout)
-        if node.spec.placed is not None:
-            problem = placed_problem(node, decision.layout, ctx.mesh)
-            if problem is not None and ctx.mesh.active_axes:
-                yield ctx.error(
-                    "it is a DTensor already, and not as the plan says",
-                    node=node_id,
-                    why=problem[0],
-                    fix=problem[1],
-                    rule=decision.rule,
-                    kind=PlacementMismatchError,
-                )
-                continue
-        cuts: dict[int, int] = {}
-        for axis, dim in decision.layout.shards:
-            if view.size(axis) > 1:
-                cuts[dim] = cuts.get(dim, 1) * view.size(axis)
-        if cuts:
-            yield from _refuse_cut(
-                graph, ctx, node, decision, cuts, packed, uneven_allowed=uneven_allowed
-            )
-
-
-def _refuse_cut(
-    graph: ModuleGraph,
-    ctx: PassContext,
-    node: TensorNode,
-    decision: Decision,
-    cuts: dict[int, int],
-    packed: list[tuple[Pattern, Packed]],
-    *,
-    uneven_allowed: bool,
-) -> Iterator[HpxError]:
-    rule = decision.rule
-    if node.spec.cls not in KNOWN_CLASSES:
-        yield ctx.error(
-            f"cannot shard type {node.spec.cls.rsplit('.', 1)[-1]}",
-            node=node.id,
-            why="where its elements stand is not known (a quantised or custom tensor)",
-            fix="replicate it, or shard before quantising",
-            rule=rule,
-        )
-        return
-    scale = scale_of(graph, node)
-    blocks = block_problem(node, scale, cuts) if scale is not None else None
-    if blocks is not None:
-        what = "the cut goes through a quantised block"
-        yield ctx.error(what, node=node.id, why=blocks, rule=rule)
-        return
-    sizes = ctx.mesh.view_of(decision.layout).sizes
-    if not is_even(node.shape, decision.layout, sizes) and (
-        not uneven_allowed or decision.layout.dim("ep") is not None
-    ):
-        yield _uneven(ctx, node, decision, sizes)
-        return
-    yield from _refuse_fused(graph, ctx, node, decision, cuts, packed)
-
-
-def _uneven(
-    ctx: PassContext, node: TensorNode, decision: Decision, sizes: Mapping[str, int]
-) -> HpxError:
-    axis, dim = next((a, d) for a, d in decision.layout.shards if node.shape[d] % sizes[a])
-    size, pieces = node.shape[dim], sizes[axis]
-    would_do = ", ".join(map(str, divisors(size)))
-    if axis == "ep":
-        return ctx.error(
-            f"{size} experts cannot be shared by ep={pieces}",
-            node=node.id,
-            why=f"E = {size}, ep = {pieces}, {size} % {pieces} = {size % pieces}",
-            fix=f"use an ep of {would_do}",
-            rule=decision.rule,
-        )
-    each = per_rank_sizes(size, pieces)
-    shown = ",".join(map(str, each)) if pieces <= 16 else f"{each[0]} .. {each[-1]}"
-    return ctx.error(
-        f"dim {dim} of {list(node.shape)} cannot be cut evenly by {axis}={pieces}",
-        node=node.id,
-        why=f"{size} % {pieces} = {size % pieces}, ranks would hold {shown}",
-        fix=f"use a {axis} of {would_do}, or shard-params{{uneven=allow}}",
-        rule=decision.rule,
-    )
-
-
-def _refuse_fused(
-    graph: ModuleGraph,
-    ctx: PassContext,
-    node: TensorNode,
-    decision: Decision,
-    cuts: dict[int, int],
-    packed: list[tuple[Pattern, Packed]],
-) -> Iterator[HpxError]:
-    declared = next(
-        (e for pattern, e in packed for name in graph.paths(node.id) if pattern.matches(name)), None
-    )
-    if declared is not None:
-        problem = packed_problem(declared, node.shape, cuts)
-        if problem is not None:
-            yield ctx.error(
-                "its packed parts cannot be cut like this",
-                node=node.id,
-                why=problem,
-                fix="replicate it for now",
-                rule=decision.rule,
-            )
-        return
-    dims = [dim for dim in packed_dims(graph, node) if dim in cuts]
-    if dims:
-        yield ctx.error(
-            f"it looks like a fused projection and is cut on dim {dims[0]}",
-            node=node.id,
-            why=f"a plain cut in {cuts[dims[0]]} goes across its parts and would be silently wrong",
-            fix="declare its parts under packed: in the plan, or replicate it",
-            rule=decision.rule,
-        )
-
-
-def _unmatched_packed(
-    graph: ModuleGraph, ctx: PassContext, packed: list[tuple[Pattern, Packed]]
-) -> Iterator[HpxError]:
-    if not packed:
-        return
-    names = [name for node in graph.parameters() for name in graph.paths(node.id)]
-    for pattern, entry in packed:
-        if not any(pattern.matches(name) for name in names):
-            yield ctx.error(f"{entry.where}: packed '{entry.pattern}' matches no parameter")

@@ -30,7 +30,7 @@ Failures are plain ``AssertionError``, so that any test runner shows them.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias, cast
 
 from hpx.graph.builder import GraphBuilder
@@ -314,10 +314,7 @@ def event_lines(events: Iterable[Event], before: ModuleGraph, after: ModuleGraph
     return [_event_line(event, name_of, before) for event in events]
 
 
-def _event_line(event: Event, name_of: object, before: ModuleGraph) -> str:
-    from collections.abc import Callable
-
-    name = cast("Callable[[int], str]", name_of)
+def _event_line(event: Event, name: Callable[[int], str], before: ModuleGraph) -> str:
     words: list[str] = [event.kind]
     if event.kind == "derive":
         words.append(describe(cast(Derivation, event.new).lineage, before.path))
@@ -409,7 +406,7 @@ def check_contract(
     """
     request = _request(plan, mesh)
     nodes, next_id = dict(graph.nodes), graph.copy().take_id()
-    held = [fact for fact in pass_.info.requires if not fact.holds(graph, request)]
+    held = [fact for fact in pass_.info.requires if not list(fact.holds(graph, request))]
     outcome = run_pass(pass_, graph, plan=plan, mesh=mesh)
     if graph.nodes != nodes or graph.copy().take_id() != next_id:
         raise AssertionError(f"{pass_.info.name} changed the graph that it was given")
@@ -418,8 +415,8 @@ def check_contract(
         _assert_same(outline(outcome.graph, graph), outline(replayed, graph))
         raise AssertionError(f"the events of {pass_.info.name} do not make the graph that it left")
     for fact in held:
-        against = [] if fact in pass_.info.invalidates else fact.holds(outcome.graph, request)
-        if against:
+        against = list(fact.holds(outcome.graph, request))
+        if against and fact not in pass_.info.invalidates:
             raise AssertionError(
                 f"'{fact.name}' held before {pass_.info.name} and not after it: {against[0]};"
                 " declare that it invalidates the fact"

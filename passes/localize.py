@@ -8,6 +8,7 @@ from typing import Literal
 from hpx.errors import did_you_mean
 from hpx.facts import HEADS_LOCAL, LOCALIZED, SHARDED, SOURCE_INFO
 from hpx.graph import ModuleGraph
+from hpx.heads import attentions
 from hpx.pipeline import Pass, PassInfo, register
 from hpx.pipeline.context import PassContext
 from hpx.plan import Pattern
@@ -24,7 +25,7 @@ class Localize(Pass):
     2. ``mode=permanent``: an export mode; the plain local tensor stays, and the source-layout
        record becomes part of the model.
     3. Parameters under a pattern of ``exclude`` stay DTensors; a pattern that matches nothing is an
-       error.
+       error, and so is a projection whose head counts were divided for local tensors.
     4. Parameters without a layout are left alone.
     """
 
@@ -56,12 +57,32 @@ class Localize(Pass):
             if text not in used:
                 near = did_you_mean(text, [graph.path(node.id) for node in graph.modules()])
                 raise ctx.error(f"exclude '{text}' matches no parameter", fix=near or None)
+        _refuse_divided(graph, ctx, excluded)
         if local:
             where = "inside its module's forward" if self.mode == "forward" else "for good"
             ctx.set(local, "localized", self.mode, why=f"a plain local tensor {where}")
         if excluded:
             why = f"stays a DTensor: exclude={', '.join(self.exclude)}"
             ctx.set(excluded, "localized", "excluded", why=why)
+
+
+def _refuse_divided(graph: ModuleGraph, ctx: PassContext, excluded: list[int]) -> None:
+    """A DTensor has all heads, so the module that views it must count all of them."""
+    gone = set(excluded)
+    for attention in attentions(graph, ctx.mesh) if excluded else []:
+        divided = [c.name for c in attention.counts if _is_divided(graph, c.node, c.name)]
+        kept = [p.weight for p in attention.projections if p.cut and p.weight in gone]
+        if divided and kept:
+            raise ctx.error(
+                "it cannot stay a DTensor",
+                node=kept,
+                why=f"{', '.join(divided)} of its module was divided for local tensors",
+                fix="leave the module in, or take update-heads and the plan's cut of it out",
+            )
+
+
+def _is_divided(graph: ModuleGraph, node: int, name: str) -> bool:
+    return f"attributes.{name}" in graph.nodes[node].props
 
 
 def _covers(pattern: Pattern, name: str) -> bool:

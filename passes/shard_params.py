@@ -6,14 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from hpx.check.cuts import cut_problems, unmatched_packed
+from hpx.check.findings import grouped
+from hpx.check.plan_report import report
 from hpx.errors import HpxError, ManyErrors
 from hpx.facts import EXPERTS_STACKED, HEADS_LOCAL, LOCALIZED, SHARDED, SOURCE_INFO, TIED
-from hpx.graph import ModuleGraph, TensorNode
-from hpx.layout import Layout, is_even, per_rank_sizes
+from hpx.graph import ModuleGraph
+from hpx.layout import Layout
 from hpx.pipeline import Pass, PassInfo, register
 from hpx.pipeline.context import PassContext
-from hpx.ranges import number_text
-from hpx.sharding import Decision, bias_layout, decide, refusals
+from hpx.sharding import Choice, Decision, decide
 
 __all__ = ["ShardParams"]
 
@@ -24,15 +26,19 @@ class ShardParams(Pass):
     """Give every parameter the layout that its plan rule names.
 
     1. The first rule that matches a name wins; rules that match too are logged as tried.
-    2. A bias without a rule follows its weight: cut with a colwise one, whole with a rowwise one.
+    2. A bias without a rule follows its weight: cut with a colwise one, whole with a rowwise one;
+       that of stacked experts is on ``ep`` with their weights.
     3. Parameters without a rule are an error, or replicated where the plan says so.
     4. Where no weight axis of a mesh is active, its parameters stay untouched; where one is, every
        parameter of that mesh gets a layout, replicated ones too.
-    5. Refused, all together and before anything is set: rules that match nothing or never win,
-       tied names with different rules, uneven cuts (unless ``uneven=allow``), cuts across fused
-       parts or quantised blocks, parametrised modules, unknown tensor classes, DTensors that are
-       placed differently.
+    5. Refused, all together and before anything is set: rules that match nothing or never win, tied
+       names with different rules, uneven cuts (unless ``uneven=allow``), cuts across fused parts or
+       quantised blocks, norms that are cut, ``ep`` on anything but the expert dim or on a part of a
+       container, parametrised modules, unknown tensor classes, DTensors that are placed
+       differently.
     6. If tp is active and nothing is cut, that is an error, unless ``nothing=allow``.
+    7. Pointed out: an ``ep`` axis that cuts nothing, experts that stay whole beside it, uneven
+       pieces, and a bias whose own rule contradicts its weight's.
     """
 
     info = PassInfo(
@@ -51,11 +57,13 @@ class ShardParams(Pass):
     def run(self, graph: ModuleGraph, ctx: PassContext) -> None:
         """Decide everything, refuse what cannot be, then set layouts rule by rule."""
         choice = decide(graph, ctx)
-        findings = list(choice.findings)
+        findings = [*choice.findings, *unmatched_packed(graph, ctx)]
         if not findings:
-            findings = list(refusals(graph, ctx, choice, uneven_allowed=self.uneven == "allow"))
-        if not findings and self.nothing == "error":
-            findings = list(_nothing_cut(graph, ctx, choice.decisions))
+            allowed = self.uneven == "allow"
+            problems = cut_problems(graph, ctx, choice.decisions, uneven_allowed=allowed)
+            findings = grouped(ctx, problems)
+        if self.nothing == "error":
+            findings += _nothing_cut(ctx, choice)
         if findings:
             raise ManyErrors(
                 f"{len(findings)} problem(s) with the plan; nothing was changed", findings
@@ -64,15 +72,13 @@ class ShardParams(Pass):
         for rule_index, nodes in choice.lost.items():
             rule = ctx.plan.params[rule_index]
             ctx.skip(nodes, key="layout", rule=rule, why=f"{rule} lost: an earlier rule matches")
-        _report(graph, ctx, choice.decisions)
+        report(graph, ctx, choice.decisions)
 
 
-def _nothing_cut(
-    graph: ModuleGraph, ctx: PassContext, decisions: dict[int, Decision]
-) -> Iterator[HpxError]:
-    if ctx.mesh.size("tp", 1) > 1 and not any(d.layout.shards for d in decisions.values()):
+def _nothing_cut(ctx: PassContext, choice: Choice) -> Iterator[HpxError]:
+    if ctx.mesh.size("tp", 1) > 1 and not any(d.layout.shards for d in choice.decisions.values()):
         yield ctx.error(
-            f"0 of {len(decisions)} parameters sharded, and tp is {ctx.mesh.size('tp')}",
+            f"0 of {choice.num_parameters} parameters sharded, and tp is {ctx.mesh.size('tp')}",
             why="no rule of the plan cuts anything",
             fix="add rules such as {tp: S(0)}, use tp=1, or shard-params{nothing=allow}",
         )
@@ -104,51 +110,3 @@ def _why_mesh(layout: Layout) -> str:
     if layout.dim("ep") is not None:
         return "its layout shards on ep, so it lives on the expert mesh"
     return "its layout does not shard on ep, so it lives on the dense mesh"
-
-
-def _report(graph: ModuleGraph, ctx: PassContext, decisions: dict[int, Decision]) -> None:
-    mesh = ctx.mesh
-    if mesh.size("ep", 1) > 1 and not any(
-        d.layout.dim("ep") is not None for d in decisions.values()
-    ):
-        ctx.problem(
-            f"the mesh has ep={mesh.size('ep')}, and no parameter is sharded on ep",
-            hint="give expert weights {ep: S(0)}, or leave ep out of the mesh",
-        )
-    uneven: dict[str, list[int]] = {}
-    for node_id, decision in decisions.items():
-        node = graph.tensor(node_id)
-        sizes = mesh.view_of(decision.layout).sizes
-        if not is_even(node.shape, decision.layout, sizes):
-            uneven.setdefault(_sizes_text(node, decision.layout, sizes), []).append(node_id)
-    for text, nodes in uneven.items():
-        ctx.problem(text, nodes, hint="pad the dim, or use a size that divides it")
-    _report_split_bias(graph, ctx, decisions)
-
-
-def _sizes_text(node: TensorNode, layout: Layout, sizes: dict[str, int]) -> str:
-    axis, dim = next((a, d) for a, d in layout.shards if node.shape[d] % sizes[a])
-    pieces = per_rank_sizes(node.shape[dim], sizes[axis])
-    text = f"dim {dim} of size {node.shape[dim]} over {axis}={sizes[axis]} is uneven: "
-    text += ",".join(map(str, pieces)) if len(pieces) <= 16 else f"{pieces[0]} .. {pieces[-1]}"
-    empty = [index for index, piece in enumerate(pieces) if piece == 0]
-    return f"{text}; {axis} rank {number_text(empty)} holds nothing" if empty else text
-
-
-def _report_split_bias(
-    graph: ModuleGraph, ctx: PassContext, decisions: dict[int, Decision]
-) -> None:
-    """A bias whose own rule contradicts its weight's: the region's shapes would not fit."""
-    for node_id, decision in decisions.items():
-        node = graph.tensor(node_id)
-        weight = graph.module(node.parent).children.get("weight") if node.name == "bias" else None
-        if weight not in decisions or decision.follows is not None or weight is None:
-            continue
-        expected = bias_layout(graph, graph.tensor(weight), decisions[weight].layout)
-        if expected is not None and expected != decision.layout:
-            ctx.problem(
-                f"{graph.path(node_id)} is {decision.layout}, and its weight"
-                f" {decisions[weight].layout} asks for {expected}",
-                node_id,
-                hint="remove the bias's rule: it follows its weight",
-            )

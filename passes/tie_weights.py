@@ -8,7 +8,7 @@ from hpx.facts import TIED
 from hpx.graph import ModuleGraph, TensorNode
 from hpx.pipeline import Pass, PassInfo, register
 from hpx.pipeline.context import PassContext
-from hpx.ties import DeclaredPair, declared_pairs
+from hpx.ties import DeclaredPair, declared_pairs, untied_config
 
 __all__ = ["TieWeights"]
 
@@ -22,7 +22,8 @@ class TieWeights(Pass):
        ``tie_word_embeddings`` of its config with one embedding and one head of equal shape.
     2. What the model shares already is one node since the import; that is said in the log.
     3. A declared pair of which one end is missing or no parameter, or whose ends differ in shape,
-       dtype or requires_grad, is an error.
+       dtype, requires_grad, type or placement, is an error.
+    4. A config that ties without saying what is no error: the log says that nothing was found.
     """
 
     info = PassInfo(name="tie-weights", provides={TIED}, writes={"structure"})
@@ -35,13 +36,15 @@ class TieWeights(Pass):
                 ctx.skip(node.id, why=f"one parameter in the model already: {names}")
         for pair in declared_pairs(graph, ctx.plan):
             _tie(graph, ctx, pair)
+        if (reason := untied_config(graph)) is not None:
+            ctx.note(reason)
 
 
 def _tie(graph: ModuleGraph, ctx: PassContext, pair: DeclaredPair) -> None:
     first, second = (_end(graph, ctx, pair, name) for name in pair.names)
     if first.id == second.id:
         return
-    for field in ("shape", "dtype", "requires_grad"):
+    for field in ("shape", "dtype", "requires_grad", "cls", "placed"):
         a, b = getattr(first.spec, field), getattr(second.spec, field)
         if a != b:
             raise ctx.error(
@@ -49,7 +52,7 @@ def _tie(graph: ModuleGraph, ctx: PassContext, pair: DeclaredPair) -> None:
                 why=f"their {field} differ: {a} and {b} ({pair.where})",
                 fix="correct the pair, or make the parameters equal",
             )
-    # The earlier one in the tree keeps its place, so the result does not depend on the pair's order.
+    # The earlier one in the tree keeps its place, in whatever order the pair names them.
     keep, drop = sorted((first, second), key=lambda node: node.id)
     why = f"declared tied by {pair.where}: {pair.names[0]} = {pair.names[1]}"
     ctx.alias(keep.id, drop.id, why=why)

@@ -6,53 +6,110 @@ rows q0..q3 k0 k1 v0 v1 and tp 2, rank 0 has to hold q0 q1 k0 v0.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
 
+from hpx.check.findings import Finding
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import ModuleNode, TensorNode
-from hpx.heads import HEAD_DIMS, KV_COUNTS, Q_COUNTS, output_dim
+from hpx.heads import HEAD_DIMS, KV_COUNTS, Q_COUNTS, is_projection_name, output_dim
 from hpx.mesh import divisors
-from hpx.plan import Packed
+from hpx.plan import Packed, Pattern
 
-__all__ = ["packed_dims", "packed_problem"]
+if TYPE_CHECKING:
+    from hpx.sharding import Decision
 
-_NAMES: Final = frozenset(
-    [
-        "qkv",
-        "qkv_proj",
-        "c_attn",
-        "query_key_value",
-        "in_proj",
-        "in_proj_weight",
-        "Wqkv",
-        "wqkv",
-        "to_qkv",
-        "to_kv",
-        "kv_proj",
-        "gate_up_proj",
-        "gate_up",
-        "up_gate_proj",
-        "w13",
-        "w1w3",
-        "gate_up_projs",
-    ]
+__all__ = ["fused_problem", "packed_dims", "packed_problem"]
+
+_NAMES: Final = re.compile(
+    r"""\w*qkv\w* | query_key_value | key_value | c_attn | att_proj | w_pack | in_proj\w*
+    | to_kv | wkv | kv | kv_proj | kv_a_proj\w* | \w*gate_up\w* | \w*up_gate\w* | gate_and_up\w*
+    | w_?13 | w1_?w3 | w_?12 | w1_?w2 | fused_\w+ | \w+_fused | xproj | x_proj""",
+    re.IGNORECASE | re.VERBOSE,
 )
+_SUFFIXES: Final = re.compile(r"_(weight|bias|blocks|scales?|scale_inv)$")
+
+
+def fused_problem(
+    graph: ModuleGraph,
+    node: TensorNode,
+    cuts: dict[int, int],
+    decisions: Mapping[int, Decision],
+    packed: Sequence[tuple[Pattern, Packed]],
+) -> Finding | None:
+    """What speaks against cutting a parameter that is, or looks like, a fused projection.
+
+    Args:
+        graph: The graph.
+        node: The parameter.
+        cuts: Number of pieces by dim.
+        decisions: The layouts of all parameters, its neighbours among them.
+        packed: What the plan declares.
+    """
+    declared = _declared(graph, node, packed)
+    if declared is not None:
+        why = packed_problem(declared, node.shape, cuts)
+        if why is None:
+            return None
+        return Finding(
+            node.id, "its packed parts cannot be cut like this", why, "replicate it for now"
+        )
+    dims = [dim for dim in packed_dims(graph, node) if dim in cuts]
+    if dims:
+        dim, why = dims[0], "would be silently wrong"
+    else:
+        partner = _wider_than_partner(graph, node, cuts, decisions)
+        if partner is None:
+            return None
+        dim, why = partner[0], f"would be silently wrong: {partner[1]}"
+    return Finding(
+        node.id,
+        f"it looks like a fused projection and is cut on dim {dim}",
+        f"a plain cut in {cuts[dim]} goes across its parts and {why}",
+        "declare its parts under packed: in the plan, or replicate it",
+    )
+
+
+def _declared(
+    graph: ModuleGraph, node: TensorNode, packed: Sequence[tuple[Pattern, Packed]]
+) -> Packed | None:
+    """The declaration of a parameter; a bias without its own has that of its weight."""
+    names = graph.paths(node.id) if packed else []
+    found = next((e for pattern, e in packed for name in names if pattern.matches(name)), None)
+    if found is not None or node.name != "bias" or len(node.shape) != 1:
+        return found
+    weight = graph.module(node.parent).children.get("weight")
+    if weight is None:
+        return None
+    inherited = _declared(graph, graph.tensor(weight), packed)
+    if inherited is None:
+        return None
+    return Packed(
+        inherited.pattern, 0, inherited.repeat, inherited.parts, inherited.file, inherited.line
+    )
 
 
 def packed_dims(graph: ModuleGraph, node: TensorNode) -> tuple[int, ...]:
     """The dims along which a parameter may hold several matrices; empty if it looks plain."""
     owner = graph.module(node.parent)
-    own = node.name.removesuffix("_bias").removesuffix("_weight")
-    if not _is_fused_name(node.name, own, owner) and not _is_triple(graph, node, owner):
+    own = _SUFFIXES.sub("", node.name)
+    leaf = own in ("weight", "bias")
+    named = _NAMES.fullmatch(owner.name if leaf else own) is not None
+    if not named and not _is_triple(graph, node, owner):
         return ()
     if len(node.shape) >= 3:  # [E, 2F, H] or [E, H, 2F]: the expert dim is not packed
         return tuple(range(1, len(node.shape)))
+    if len(node.shape) == 2 and not leaf and _stands_by_experts(graph, node):
+        return (1,)  # a bias [E, 2F]
     return (output_dim(graph, node),) if node.shape else ()
 
 
-def _is_fused_name(name: str, own: str, owner: ModuleNode) -> bool:
-    return name in _NAMES or own in _NAMES or (name in ("weight", "bias") and owner.name in _NAMES)
+def _stands_by_experts(graph: ModuleGraph, node: TensorNode) -> bool:
+    return any(
+        isinstance(other, TensorNode) and len(other.shape) >= 3 and other.shape[0] == node.shape[0]
+        for other in graph.children(node.parent)
+    )
 
 
 def _is_triple(graph: ModuleGraph, node: TensorNode, owner: ModuleNode) -> bool:
@@ -64,6 +121,53 @@ def _is_triple(graph: ModuleGraph, node: TensorNode, owner: ModuleNode) -> bool:
         return False
     known = {*Q_COUNTS, *KV_COUNTS, *HEAD_DIMS}
     return any(name in known for name, _ in graph.module(owner.parent).spec.attributes)
+
+
+def _wider_than_partner(
+    graph: ModuleGraph, node: TensorNode, cuts: dict[int, int], decisions: Mapping[int, Decision]
+) -> tuple[int, str] | None:
+    """The rowwise matrix beside a colwise one that takes a half or a third of what that gives.
+
+    Between the two, gate and up (or q, k and v) are told apart, so one matrix holds both. Named
+    projections have their own checks, and a single q may carry a gate beside each head.
+    """
+    owner = graph.module(node.parent)
+    leaf = node.name == "weight"
+    if len(node.shape) not in (2, 3) or is_projection_name(owner.name if leaf else node.name):
+        return None
+    place = graph.module(owner.parent) if leaf and owner.parent >= 0 else owner
+    for other in _matrices(graph, place, leaf=leaf):
+        decision = decisions.get(other.id)
+        if decision is None or other.id == node.id or len(other.shape) != len(node.shape):
+            continue
+        for gives, takes in _ways(graph, node, other):
+            wide, narrow = node.shape[gives], other.shape[takes]
+            if (
+                gives in cuts
+                and decision.layout.dim("tp") == takes
+                and wide in (2 * narrow, 3 * narrow)
+            ):
+                return gives, f"it gives {wide}, and {graph.path(other.id)} takes {narrow}"
+    return None
+
+
+def _ways(graph: ModuleGraph, node: TensorNode, other: TensorNode) -> list[tuple[int, int]]:
+    """(output dim of one matrix, input dim of the next); stacked ones may be stored either way."""
+    if len(node.shape) == 3:
+        return [(1, 2), (2, 1)]
+    return [(output_dim(graph, node), 1 - output_dim(graph, other))]
+
+
+def _matrices(graph: ModuleGraph, place: ModuleNode, *, leaf: bool) -> Iterator[TensorNode]:
+    """The weights of the layers in a module, or the parameters that it owns itself."""
+    for child in graph.children(place.id):
+        if isinstance(child, TensorNode) and not leaf:
+            yield child
+        elif isinstance(child, ModuleNode) and leaf:
+            weight = child.children.get("weight")
+            node = graph.nodes[weight] if weight is not None else None
+            if isinstance(node, TensorNode) and not is_projection_name(child.name):
+                yield node
 
 
 def packed_problem(packed: Packed, shape: tuple[int, ...], cuts: dict[int, int]) -> str | None:

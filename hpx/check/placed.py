@@ -27,7 +27,7 @@ def placed_problem(node: TensorNode, layout: Layout, mesh: MeshSpec) -> tuple[st
         )
     view = mesh.view_of(layout)
     axis = "ep" if view.name == "expert" else "tp"
-    expected = {axis: (view.size(axis), layout.placement(axis))}
+    expected = {axis: (mesh.size(axis, 1), layout.placement(axis))}
     actual = {a: (size, text) for a, size, text in placed if a in WEIGHT_AXES}
     if actual == expected:
         return None

@@ -22,14 +22,17 @@ KNOWN_CLASSES: Final = frozenset(
 )
 """Tensor classes whose elements stand where their shape says; any other may be packed bits."""
 
-_SUFFIXES: Final = ("_scale_inv", "_scale", "_scales")
+_SUFFIXES: Final = (
+    *("_scale_inv", "_scale", "_scales"),
+    *("_weight_scale_inv", "_weight_scale", "_weight_scales"),  # beside a stacked weight
+)
 
 
 def scale_of(graph: ModuleGraph, node: TensorNode) -> TensorNode | None:
     """The tensor of block scales that belongs to a weight, if its module has one."""
     owner = graph.module(node.parent)
     for suffix in _SUFFIXES:
-        child = owner.children.get(node.name + suffix)
+        child = owner.children.get(node.name.removesuffix("_packed") + suffix)
         scale = graph.nodes[child] if child is not None else None
         if (
             isinstance(scale, TensorNode)

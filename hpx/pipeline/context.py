@@ -14,8 +14,8 @@ from hpx.mesh import MeshSpec
 from hpx.pipeline.info import Pass
 from hpx.pipeline.request import Request
 from hpx.plan import Rule, ShardingPlan
-from hpx.ranges import compact_ids
 from hpx.provenance import Derivation, Event, EventKind, Provenance, apply_event
+from hpx.ranges import compact_ids, fold_names
 
 __all__ = ["PassContext", "Problem"]
 
@@ -223,16 +223,16 @@ class PassContext:
         self,
         what: str,
         *,
-        node: int | None = None,
+        node: Nodes | None = None,
         why: str | None = None,
         fix: str | None = None,
         rule: Rule | None = None,
         kind: type[HpxError] = PassError,
     ) -> HpxError:
-        """An error that names this pass, the parameter and the rule; raise or collect it."""
+        """An error that names this pass, the parameters and the rule; raise or collect it."""
         places = [f"pass {self.name}"]
         if node is not None:
-            places.append(self._graph.path(node) or "the model")
+            places += fold_names(self._graph.path(one) or "the model" for one in _ids(node))
         if rule is not None:
             places.append(rule.where)
         return kind(what, where=", ".join(places), why=why, fix=fix)

@@ -91,7 +91,12 @@ class PassManager:
             try:
                 step.pass_.run(working, ctx)
             except HpxError as error:
-                raise (error if step.name in str(error) else error.located(f"pass {step.name}"))
+                if step.name not in str(error):
+                    error.located(f"pass {step.name}")
+                raise
+            except Exception as error:
+                error.add_note(f"in pass {step.name}, step {number} of {len(plan.steps)}")
+                raise
             if len(log) == before:
                 ctx.note("matched nothing: no decision to make here")
             events = log.events[before:]
@@ -140,7 +145,7 @@ def check_step(
 
 
 def _check_tree(graph: ModuleGraph, name: str) -> None:
-    """Every edge leads to a node that knows it, every node hangs on its first edge."""
+    """Every edge leads to a node that knows it, and every node stands where its edges say."""
     nodes = graph.nodes
     for node in nodes.values():
         if isinstance(node, ModuleNode):
@@ -152,3 +157,12 @@ def _check_tree(graph: ModuleGraph, name: str) -> None:
                 ):
                     where = graph.edge_path(node.id, child_name)
                     raise ContractError(f"left a broken edge at '{where}'", where=f"pass {name}")
+        if node.parent >= 0:
+            owner = nodes.get(node.parent)
+            if not isinstance(owner, ModuleNode) or owner.children.get(node.name) != node.id:
+                raise ContractError(
+                    f"left '{node.name}' without a place",
+                    where=f"pass {name}",
+                    why=f"node {node.id} is below node {node.parent}, which does not hold it",
+                    fix="remove a module together with everything below it",
+                )

@@ -74,8 +74,9 @@ class Rule:
         return place(self.file, self.line, otherwise)
 
     def to_json(self) -> dict[str, object]:
-        """``{source, file, line, pattern, reason, layout}``."""
+        """``{index, source, file, line, pattern, reason, layout}``."""
         return {
+            "index": self.index,
             "source": self.source,
             "file": self.file,
             "line": self.line,
@@ -85,8 +86,8 @@ class Rule:
         }
 
     @classmethod
-    def from_json(cls, value: object, index: int = 0) -> Rule:
-        """Read back what `to_json` wrote; ``index`` is the rule's position in its plan.
+    def from_json(cls, value: object, index: int | None = None) -> Rule:
+        """Read back what `to_json` wrote; ``index`` overrides the rule's position in its plan.
 
         Raises:
             PlanError: It is no saved rule.
@@ -98,6 +99,8 @@ class Rule:
                 raise PlanError(
                     f"source is {saved.get('source')!r}", why=f"it is one of {', '.join(_SOURCES)}"
                 )
+            if index is None:
+                index = as_integer(saved.get("index", 0), "index")
             return cls(
                 index,
                 as_text(saved.get("pattern"), "pattern"),
