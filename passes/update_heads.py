@@ -8,7 +8,13 @@ from typing import NamedTuple
 
 from hpx.check.findings import grouped
 from hpx.check.head_counts import declared_counts, head_problems, rule_of
-from hpx.check.per_head import per_head_tensors, uncounted_integers, wide_norms
+from hpx.check.per_head import (
+    counts_above,
+    per_head_modules,
+    per_head_tensors,
+    uncounted_integers,
+    wide_norms,
+)
 from hpx.errors import ManyErrors
 from hpx.facts import HEADS_LOCAL, SHARDED
 from hpx.graph import ModuleGraph
@@ -29,10 +35,12 @@ class UpdateHeads(Pass):
        projections are cut, ``split_size`` and ``all_head_size`` where they equal a cut width, and
        what the plan declares under ``heads:``.
     3. Never divided, and said so: head dims, ``num_key_value_groups``, counts of heads that stay
-       whole, the config object, widths that may be the model's own (``embed_dim``).
+       whole, counts further up, the config object, and widths that may be the model's own
+       (``embed_dim``).
     4. A count that tp does not divide is an error that names all counts of the module and the tp
        sizes that divide them together; so are q, k and v that are not cut alike (one kv head that
-       every rank holds is pointed out), and a norm of q or k over all heads.
+       every rank holds is pointed out), a norm of q or k over all heads, and a list with one
+       module a head.
     5. Counts come from attributes, else from the rows over the head dim, else from the config; a
        module with none is a warning.
     6. Declared attributes must exist, be positive, divide and stand by something cut; protected
@@ -57,12 +65,13 @@ class UpdateHeads(Pass):
         found = attentions(graph, ctx.mesh)
         declared, findings = declared_counts(graph, ctx, found, size)
         findings += grouped(ctx, (f for one in found for f in head_problems(ctx, one, size)))
-        findings += grouped(ctx, (f for one in found for f in wide_norms(graph, one)))
+        for check in (wide_norms, per_head_modules):
+            findings += grouped(ctx, (f for one in found for f in check(graph, one)))
         if findings:
             raise ManyErrors(
                 f"{len(findings)} problem(s) with head counts; nothing was changed", findings
             ).located(f"pass {ctx.name}")
-        edits = _edits(found, declared, size)
+        edits = _edits(graph, found, declared, size)
         _divide(graph, ctx, edits)
         _report_uncounted(graph, ctx, found, {node for _, nodes in edits for node in nodes})
         _report_per_head(graph, ctx, found)
@@ -78,7 +87,7 @@ class _Edit(NamedTuple):
 
 
 def _edits(
-    found: Iterable[Attention], declared: Iterable[Count], size: int
+    graph: ModuleGraph, found: Iterable[Attention], declared: Iterable[Count], size: int
 ) -> list[tuple[_Edit, list[int]]]:
     groups: dict[_Edit, list[int]] = {}
 
@@ -95,6 +104,8 @@ def _edits(
             add(node, name, value, None, "the projections that it counts are whole on every rank")
         for node, name, value in attention.kept:
             add(node, name, value, None, _why_kept(name))
+        for node, name, value in counts_above(graph, attention):
+            add(node, name, value, None, "it is not on the attention module or its children")
     for node, name, value, _ in declared:
         add(node, name, value, value // size, f"declared under heads: / tp {size}")
     return list(groups.items())

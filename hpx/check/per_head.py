@@ -11,12 +11,21 @@ from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import ModuleNode, TensorNode
 from hpx.heads import KV_COUNTS, PROTECTED, Q_COUNTS, Attention
 
-__all__ = ["PerHead", "is_norm", "per_head_tensors", "uncounted_integers", "wide_norms"]
+__all__ = [
+    "PerHead",
+    "counts_above",
+    "is_norm",
+    "per_head_modules",
+    "per_head_tensors",
+    "uncounted_integers",
+    "wide_norms",
+]
 
 _Q_OR_K: Final = re.compile(r"(^|_)(q|k|query|key)(_|$)")
 _NO_COUNT: Final = re.compile(
     r"dim|size|rank|width|idx|index|layer|id$|groups|len|max|window|bits|block|scale|step"
 )
+_WAY_OUT: Final = "keep q, k, v and o of this module whole (replicate), or use tp=1"
 _OTHER_NORMS: Final = ("batchnorm", "groupnorm", "instancenorm")
 
 
@@ -38,37 +47,69 @@ def is_norm(graph: ModuleGraph, node: TensorNode) -> bool:
 
 def wide_norms(graph: ModuleGraph, attention: Attention) -> Iterator[Finding]:
     """Norms of q or k over all heads: on a rank's heads alone they would see another mean."""
-    cut = {p.width: p for p in attention.projections if p.cut}
     for node in _beside(graph, attention):
         owner = graph.module(node.parent)
+        role = _role_of_norm(owner.name)
+        cut = next((p for p in attention.projections if p.cut and p.role == role), None)
         if (
-            node.name == "weight"
-            and len(node.shape) == 1
-            and node.shape[0] in cut
-            and node.shape[0] != attention.head_dim
+            cut is not None
+            and node.name == "weight"
+            and node.shape == (cut.width,)
+            and cut.width != attention.head_dim
             and is_norm(graph, node)
-            and _Q_OR_K.search(owner.name)
         ):
-            projection = cut[node.shape[0]]
             yield Finding(
                 node.id,
-                f"it normalises over all heads, and {projection.name} is cut on heads",
-                f"its {node.shape[0]} values are the whole width of {projection.name}, of which"
-                " a rank has a part",
-                "keep q, k, v and o of this module whole (replicate), or use tp=1",
+                f"it normalises over all heads, and {cut.name} is cut on heads",
+                f"its {cut.width} values are the whole width of {cut.name}, and a rank has a part",
+                _WAY_OUT,
             )
+
+
+def _role_of_norm(name: str) -> str | None:
+    found = _Q_OR_K.search(name)
+    return found[2][0] if found else None
+
+
+def per_head_modules(graph: ModuleGraph, attention: Attention) -> Iterator[Finding]:
+    """Lists with one module a head: a rank would take the first ones, whichever heads it has."""
+    numbers = _cut_counts(attention)
+    for child in graph.children(attention.owner):
+        for node in [child, *graph.children(child.id)]:
+            if isinstance(node, ModuleNode) and len(node.children) in numbers:
+                number = len(node.children)
+                if all(name.isdigit() for name in node.children):
+                    yield Finding(
+                        node.id,
+                        f"it holds one module for each of {number} heads, and heads are cut",
+                        "every rank would take the first of them, whichever heads it has",
+                        _WAY_OUT,
+                    )
+
+
+def counts_above(graph: ModuleGraph, attention: Attention) -> Iterator[tuple[int, str, int]]:
+    """(module, name, value) of head counts on the modules around the attention module."""
+    above = graph.nodes[attention.owner].parent
+    while above >= 0:
+        module = graph.module(above)
+        for name, value in module.spec.attributes:
+            if name in (*Q_COUNTS, *KV_COUNTS) and value in _cut_counts(attention):
+                yield module.id, name, value
+        above = module.parent
+
+
+def _cut_counts(attention: Attention) -> list[int]:
+    """How many heads there are before sharding, of those that are cut; one head counts nothing."""
+    numbers = (
+        (attention.num_heads, attention.q_is_cut),
+        (attention.num_kv_heads, attention.kv_is_cut),
+    )
+    return [number for number, is_cut in numbers if is_cut and number is not None and number > 1]
 
 
 def per_head_tensors(graph: ModuleGraph, attention: Attention) -> Iterator[PerHead]:
     """Sinks, slopes, gates, biases of positions and norms with one value or row a head."""
-    counts = [
-        heads
-        for heads, is_cut in (
-            (attention.num_heads, attention.q_is_cut),
-            (attention.num_kv_heads, attention.kv_is_cut),
-        )
-        if heads is not None and heads > 1 and is_cut
-    ]
+    counts = _cut_counts(attention)
     for node in _beside(graph, attention):
         whole = node.layout is None or not node.layout.shards
         # A norm of one dim is over the dims of one head, however many heads there are.
@@ -107,14 +148,7 @@ def uncounted_integers(graph: ModuleGraph, attention: Attention) -> Iterator[tup
     Nothing says that they count heads; they are told so that a person can.
     """
     known = {*Q_COUNTS, *KV_COUNTS, *PROTECTED}
-    numbers = {
-        heads
-        for heads, is_cut in (
-            (attention.num_heads, attention.q_is_cut),
-            (attention.num_kv_heads, attention.kv_is_cut),
-        )
-        if is_cut and heads is not None and heads > 2
-    }
+    numbers = {number for number in _cut_counts(attention) if number > 2}
     for node in [graph.nodes[attention.owner], *graph.children(attention.owner)]:
         if isinstance(node, ModuleNode):
             for name, value in node.spec.attributes:
