@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 from hpx.errors import UsageError, nearest
@@ -102,6 +103,11 @@ class Names:
         self.place_of[node_id] = (parent, name)
 
     @cached_property
+    def _made_paths(self) -> set[str]:
+        """The names that passes made: only they can hide a name of the model."""
+        return {self.path(node_id) for node_id in self.place_of}
+
+    @cached_property
     def removed(self) -> dict[int, Event]:
         """The events that removed nodes, by node."""
         events = (event for event in self.run.events if event.kind == "remove")
@@ -133,9 +139,12 @@ class Names:
 
     def walk(self, name: str) -> tuple[int, list[str]]:
         """As far as a name leads: the node there, and the parts that lead nowhere."""
+        parts = name.split(".") if name else []
+        found = self._tree.find(name)
+        if found is not None and self._made_paths.isdisjoint(accumulate(parts, "{}.{}".format)):
+            return found, []
         here = self._tree.find("")
         assert here is not None
-        parts = name.split(".") if name else []
         for place, part in enumerate(parts):
             step = self._step(here, part)
             if step is None:
