@@ -2,7 +2,8 @@
 
 A lineage is a closed, serialisable expression: `Source` is an original tensor (by node id), `Stack`
 puts equal tensors side by side on a new dim. Forwards it gives shapes; printed it gives the line
-``stack(model.layers.3.mlp.experts.{0-255}.gate_proj.weight)``.
+``stack(model.layers.3.mlp.experts.{0-255}.gate_proj.weight)``. `pull` says which parts of which
+original tensors one rank needs; `invert` says where every original tensor lies in the result.
 """
 
 from __future__ import annotations
@@ -10,9 +11,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias, cast
 
+from hpx.errors import LayoutError
+from hpx.layout import Range
 from hpx.ranges import expand_ids, fold_names, pack_ids
 
-__all__ = ["Lineage", "Source", "Stack", "lineage_from_json", "lineage_to_json", "sources"]
+__all__ = [
+    "Lineage",
+    "Piece",
+    "Place",
+    "Source",
+    "Stack",
+    "describe",
+    "invert",
+    "lineage_from_json",
+    "lineage_to_json",
+    "pull",
+    "shape_of",
+    "sources",
+]
 
 
 class Source(NamedTuple):
@@ -29,6 +45,35 @@ class Stack(NamedTuple):
 
 
 Lineage: TypeAlias = Source | Stack
+
+
+class Piece(NamedTuple):
+    """A part of an original tensor, and where it goes.
+
+    Attributes:
+        node: Id of the original tensor.
+        source: What is taken of it, a range in each of *its* dims.
+        dest: Where that goes in the pulled tensor, a range in each of *that* tensor's dims. Dims
+            that a stack made have length 1 here and are not in ``source``, so the source part,
+            reshaped to the lengths of ``dest`` (always a view), fits.
+    """
+
+    node: int
+    source: tuple[Range, ...]
+    dest: tuple[Range, ...]
+
+
+class Place(NamedTuple):
+    """Where an original tensor lies in a derived one.
+
+    Attributes:
+        node: Id of the original tensor.
+        index: For each dim of the derived tensor a slot, where a stack made the dim, or a range.
+            Indexing with the slots and with ``slice(*range)`` gives the original tensor.
+    """
+
+    node: int
+    index: tuple[Range | int, ...]
 
 
 def sources(lineage: Lineage) -> Iterator[int]:
@@ -53,6 +98,93 @@ def shape_of(lineage: Lineage, source_shape: Callable[[int], tuple[int, ...]]) -
         return source_shape(lineage.node)
     inner = shape_of(lineage.parts[0], source_shape)
     return (*inner[: lineage.dim], len(lineage.parts), *inner[lineage.dim :])
+
+
+def pull(lineage: Lineage, ranges: Sequence[Range]) -> list[Piece]:
+    """What an index range of the derived tensor is made of.
+
+    The pieces fill the range, each element once, in the order in which the expression reads its
+    sources. Only parts inside the range are visited; an empty range has no pieces.
+
+    Args:
+        lineage: The expression.
+        ranges: A range for every dim of the derived tensor, such as `hpx.layout.index_range` gives.
+
+    Raises:
+        LayoutError: There are fewer ranges than dims, or one reaches outside a stack.
+
+    >>> pull(Stack((Source(7), Source(8))), [(1, 2), (2, 4)])
+    [Piece(node=8, source=((2, 4),), dest=((0, 1), (0, 2)))]
+    """
+    pieces: list[Piece] = []
+    if all(start < end for start, end in ranges):
+        dest = [(0, end - start) for start, end in ranges]
+        _pull(lineage, ranges, tuple(range(len(ranges))), dest, pieces)
+    return pieces
+
+
+def _pull(
+    lineage: Lineage,
+    ranges: Sequence[Range],
+    dims: tuple[int, ...],
+    dest: list[Range],
+    pieces: list[Piece],
+) -> None:
+    """Append the pieces of ``lineage``, whose own dims are these dims of the derived tensor."""
+    if isinstance(lineage, Source):
+        pieces.append(Piece(lineage.node, tuple(ranges[dim] for dim in dims), tuple(dest)))
+        return
+    dim, inner = _split_dims(lineage, dims)
+    start, end = ranges[dim]
+    if start < 0 or end > len(lineage.parts):
+        raise LayoutError(
+            f"range {start}..{end} reaches outside the {len(lineage.parts)} tensors stacked on "
+            f"dim {dim}"
+        )
+    for slot in range(start, end):
+        dest[dim] = (slot - start, slot - start + 1)
+        _pull(lineage.parts[slot], ranges, inner, dest, pieces)
+
+
+def invert(lineage: Lineage, source_shape: Callable[[int], tuple[int, ...]]) -> list[Place]:
+    """Where every original tensor lies in the derived one, in the order of `sources`.
+
+    Args:
+        lineage: The expression.
+        source_shape: Shape of an original tensor by node id.
+
+    Raises:
+        LayoutError: A stack names a dim that its result does not have.
+
+    >>> invert(Stack((Source(7), Source(8))), lambda node: (4,))
+    [Place(node=7, index=(0, (0, 4))), Place(node=8, index=(1, (0, 4)))]
+    """
+    places: list[Place] = []
+    index: list[Range | int] = [(0, size) for size in shape_of(lineage, source_shape)]
+    _invert(lineage, tuple(range(len(index))), index, places)
+    return places
+
+
+def _invert(
+    lineage: Lineage, dims: tuple[int, ...], index: list[Range | int], places: list[Place]
+) -> None:
+    if isinstance(lineage, Source):
+        places.append(Place(lineage.node, tuple(index)))
+        return
+    dim, inner = _split_dims(lineage, dims)
+    for slot, part in enumerate(lineage.parts):
+        index[dim] = slot
+        _invert(part, inner, index, places)
+
+
+def _split_dims(stack: Stack, dims: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+    """The dim that a stack made, and those of its parts."""
+    if not 0 <= stack.dim < len(dims):
+        raise LayoutError(
+            f"a stack on dim {stack.dim} has {len(dims)} dim{'' if len(dims) == 1 else 's'} here",
+            why="every dim of the derived tensor takes part, counted from the front",
+        )
+    return dims[stack.dim], (*dims[: stack.dim], *dims[stack.dim + 1 :])
 
 
 def describe(lineage: Lineage, name_of: Callable[[int], str]) -> str:
