@@ -77,7 +77,7 @@ def _options(
 ) -> None: ...
 
 
-@app.command("run")
+@app.command("run", short_help="Work out a plan on a model: layouts, bytes a rank, problems.")
 def run_command(
     model: Model,
     plan: Annotated[str, typer.Option(metavar="FILE", help="The plan, a YAML file.")],
@@ -129,7 +129,7 @@ def run_command(
         raise typer.Exit(_FOUND)
 
 
-@app.command("explain")
+@app.command("explain", short_help="Explain one name: what each pass did to it, and why.")
 def explain_command(
     run: RunFile,
     name: Annotated[
@@ -163,7 +163,7 @@ def explain_command(
         emit(str(answer))
 
 
-@app.command("diff")
+@app.command("diff", short_help="Compare two runs by parameter; 1 if they differ.")
 def diff_command(
     run_a: Annotated[str, typer.Argument(metavar="RUN_A", help="The old run.")],
     run_b: Annotated[str, typer.Argument(metavar="RUN_B", help="The new run.")],
@@ -185,10 +185,10 @@ def diff_command(
         raise typer.Exit(_FOUND)
 
 
-@app.command("passes")
+@app.command("passes", short_help="List the passes, or show the order of a pipeline.")
 def passes_command(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Tell all about this pass.")
+        str | None, typer.Argument(metavar="NAME", help="Tell all about this pass.")
     ] = None,
     pipeline: Annotated[
         str | None,
@@ -223,7 +223,7 @@ def passes_command(
         emit_report(_passes.list_passes())
 
 
-@app.command("plan")
+@app.command("plan", short_help="Check a plan: what each rule decides, and what is wrong.")
 def plan_command(
     model: Model,
     mesh: Mesh = None,
