@@ -144,6 +144,7 @@ def _pull(
     for slot in range(start, end):
         dest[dim] = (slot - start, slot - start + 1)
         _pull(lineage.parts[slot], ranges, inner, dest, pieces)
+    dest[dim] = (0, end - start)  # a part beside this stack may have this dim from its sources
 
 
 def invert(lineage: Lineage, source_shape: Callable[[int], tuple[int, ...]]) -> list[Place]:
@@ -175,6 +176,7 @@ def _invert(
     for slot, part in enumerate(lineage.parts):
         index[dim] = slot
         _invert(part, inner, index, places)
+    index[dim] = (0, len(lineage.parts))
 
 
 def _split_dims(stack: Stack, dims: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -56,25 +57,23 @@ def slices(ranges: Sequence[Range]) -> tuple[slice, ...]:
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    shape = tuple(draw(st.lists(st.integers(0, 5), max_size=3)))
-    lineage: Lineage = Source(0)
-    for level in range(draw(st.integers(0, 3))):
-        dim = draw(st.integers(0, len(shape) + level))
-        lineage = Stack((lineage,) * draw(st.integers(1, 5 - level)), dim)
-    numbers = itertools.count(draw(st.integers(0, 9)))
-    lineage = numbered(lineage, numbers)
+    """Expressions made from the outside in, so that parts side by side are stacked differently."""
     tensors: dict[int, torch.Tensor] = {}
-    for node in sources(lineage):
-        first = sum(tensor.numel() for tensor in tensors.values())
-        tensor = torch.empty(shape, dtype=torch.int64)
-        tensors[node] = torch.arange(first, first + tensor.numel()).reshape(shape)
-    return Case(lineage, tensors)
+    numbers = iter(draw(st.permutations(range(125))))
 
+    def expression(shape: tuple[int, ...], depth: int) -> Lineage:
+        dims = [dim for dim, size in enumerate(shape) if size]
+        if depth and dims and draw(st.booleans()):
+            dim = draw(st.sampled_from(dims))
+            rest = shape[:dim] + shape[dim + 1 :]
+            return Stack(tuple(expression(rest, depth - 1) for _ in range(shape[dim])), dim)
+        node = next(numbers)
+        values = sum(tensor.numel() for tensor in tensors.values()) + torch.arange(625)
+        tensors[node] = values[: math.prod(shape)].reshape(shape)
+        return Source(node)
 
-def numbered(lineage: Lineage, numbers: itertools.count[int]) -> Lineage:
-    if isinstance(lineage, Source):
-        return Source(next(numbers))
-    return Stack(tuple(numbered(part, numbers) for part in lineage.parts), lineage.dim)
+    shape = tuple(draw(st.lists(st.integers(0, 5), max_size=4)))
+    return Case(expression(shape, 3), tensors)
 
 
 @st.composite
