@@ -237,7 +237,9 @@ def assert_same_graph(
 def _assert_same(got: Outline, expected: Outline) -> None:
     if got == expected and list(got) == list(expected):
         return
-    lines = list(difflib.unified_diff(_lines(expected), _lines(got), "expected", "got", "", "", 0))
+    lines = list(
+        difflib.unified_diff(_lines(expected), _lines(got), "expected", "got", n=0, lineterm="")
+    )
     shown = [line for line in lines if not line.startswith("@@")]
     raise AssertionError("the graphs differ:\n" + "\n".join(shown))
 
@@ -366,7 +368,7 @@ def assert_pass(
     if events is not None:
         lines = event_lines(outcome.events, before, outcome.graph)
         if lines != list(events):
-            diff = difflib.unified_diff(list(events), lines, "expected", "got", "", "", 1)
+            diff = difflib.unified_diff(list(events), lines, "expected", "got", n=1, lineterm="")
             raise AssertionError("the events differ:\n" + "\n".join(diff))
     return outcome
 

@@ -79,11 +79,11 @@ def _in_expert(graph: ModuleGraph, ctx: PassContext, index: int, expert: int) ->
 
 
 def _module_text(node: ModuleNode) -> str | None:
-    if node.spec.hooks:
-        return f"has hooks ({', '.join(node.spec.hooks)})"
+    if node.spec.parametrized:
+        return f"is parametrised ({', '.join(node.spec.parametrized)})"
     if node.spec.wrapper is not None:
         return f"is wrapped by {node.spec.short_cls or 'a wrapper'}"
-    return "is parametrised" if node.spec.parametrized else None
+    return f"has hooks ({', '.join(node.spec.hooks)})" if node.spec.hooks else None
 
 
 def _tensor_text(node: TensorNode) -> str | None:

@@ -1,0 +1,392 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from hpx.check.module_fields import MODULE_FIELDS
+from hpx.errors import HpxError, PassError
+from hpx.graph import ModuleGraph, TensorSpec
+from hpx.passes.stack_experts import StackExperts
+from hpx.plan import ShardingPlan
+from hpx.testing import assert_idempotent, assert_pass, check_contract, graph_of, run_pass
+
+
+class Expert(nn.Module):
+    def __init__(self, bias: bool = False) -> None:
+        super().__init__()
+        self.up = nn.Linear(8, 6, bias=bias)
+        self.down = nn.Linear(6, 8, bias=bias)
+
+
+def moe(count: int = 4, make: Callable[[], nn.Module] = Expert) -> nn.Module:
+    model = nn.Module()
+    model.gate = nn.Linear(8, count, bias=False)
+    model.experts = nn.ModuleList(make() for _ in range(count))
+    return model
+
+
+def graph(model: nn.Module) -> ModuleGraph:
+    return ModuleGraph.from_module(model)
+
+
+def naming(*patterns: str) -> ShardingPlan:
+    return ShardingPlan({}, experts=patterns, default="replicate")
+
+
+def refused(model: nn.Module | ModuleGraph, plan: ShardingPlan | None = None) -> str:
+    before = model if isinstance(model, ModuleGraph) else graph(model)
+    with pytest.raises(HpxError) as caught:
+        run_pass(StackExperts(), before, plan=plan)
+    return str(caught.value)
+
+
+# -- what it does ------------------------------------------------------------------------------
+
+
+def test_every_parameter_path_becomes_one_stacked_parameter_of_the_container() -> None:
+    before = graph_of(
+        {
+            "experts.0.up.weight": (6, 8),
+            "experts.0.down.weight": (8, 6),
+            "experts.1.up.weight": (6, 8),
+            "experts.1.down.weight": (8, 6),
+        }
+    )
+    outcome = assert_pass(
+        StackExperts(),
+        before,
+        {
+            "experts.0": None,
+            "experts.1": None,
+            "experts.up": {"shape": (2, 6, 8), "lineage": "stack(experts.{0-1}.up.weight)"},
+            "experts.down": {"shape": (2, 8, 6), "lineage": "stack(experts.{0-1}.down.weight)"},
+        },
+        events=[
+            "derive stack(experts.{0-1}.up.weight): experts.up",
+            "derive stack(experts.{0-1}.down.weight): experts.down",
+            "remove: "
+            + ", ".join(
+                f"experts.{{0-1}}{name}"
+                for name in ("", ".up", ".up.weight", ".down", ".down.weight")
+            ),
+        ],
+    )
+    assert outcome.events[0].why == "2 experts, found by name; slot i is expert i"
+    assert outcome.events[-1].why == "stacked into up, down"
+
+
+def test_a_stacked_bias_is_named_after_its_layer() -> None:
+    after = run_pass(StackExperts(), graph(moe(2, lambda: Expert(bias=True)))).graph
+    shapes = {node.name: node.shape for node in after.parameters() if node.lineage is not None}
+    assert shapes == {"up": (2, 6, 8), "up_bias": (2, 6), "down": (2, 8, 6), "down_bias": (2, 8)}
+
+
+def test_dtype_requires_grad_and_device_are_those_of_the_experts() -> None:
+    model = moe(2).to(torch.bfloat16).to("meta").requires_grad_(False)
+    after = run_pass(StackExperts(), graph(model)).graph
+    specs = [node.spec for node in after.parameters() if node.lineage is not None]
+    assert {(spec.dtype, spec.requires_grad, spec.device) for spec in specs} == {
+        ("bfloat16", False, "meta")
+    }
+
+
+def test_a_stacked_parameter_is_contiguous_however_its_sources_lie() -> None:
+    model = moe(2)
+    for expert in model.get_submodule("experts").children():
+        expert.get_submodule("up").weight = nn.Parameter(torch.zeros(8, 6).t())
+    after = run_pass(StackExperts(), graph(model)).graph
+    assert after.tensor(after.find("experts.up") or -1).spec.strides == (48, 8, 1)
+
+
+def test_experts_are_found_by_structure_beside_a_router() -> None:
+    model = nn.Module()
+    model.block = nn.Module()
+    model.block.router = nn.Linear(8, 4, bias=False)
+    model.block.branches = nn.ModuleList(Expert() for _ in range(4))
+    outcome = run_pass(StackExperts(), graph(model))
+    assert outcome.events[0].why == "4 experts, found by structure; slot i is expert i"
+    assert outcome.graph.find("block.branches.up") is not None
+
+
+def test_decoder_layers_beside_a_matrix_with_a_row_a_layer_are_no_experts() -> None:
+    model = nn.Module()
+    model.scales = nn.Parameter(torch.zeros(4, 8))
+    model.layers = nn.ModuleList()
+    for _ in range(4):
+        layer = nn.Module()
+        layer.q_proj = nn.Linear(8, 8)
+        model.layers.append(layer)
+    assert_pass(StackExperts(), graph(model), {}, events=["note"])
+
+
+def test_a_list_of_layers_without_a_router_is_no_container() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    outcome = assert_pass(StackExperts(), graph(model), {}, events=["note"])
+    assert outcome.events[0].why == "the model has no expert containers: nothing to stack"
+
+
+def test_experts_with_named_numbers_in_a_dictionary_are_stacked_in_numeric_order() -> None:
+    model = nn.Module()
+    model.experts = nn.ModuleDict({f"expert_{i}": Expert() for i in (0, 10, 11, *range(1, 10))})
+    after = run_pass(StackExperts(), graph(model)).graph
+    names = [f"experts.expert_{i}.up.weight" for i in range(12)]
+    before = graph(model)
+    node = after.tensor(after.find("experts.up") or -1)
+    assert [before.path(source.node) for source in node.lineage.parts] == names  # type: ignore[union-attr]
+
+
+def test_a_second_list_of_experts_in_other_layers_is_stacked_too() -> None:
+    model = nn.Module()
+    model.layers = nn.ModuleList([moe()])
+    model.mtp = nn.Module()
+    model.mtp.layers = nn.ModuleList([moe()])
+    after = run_pass(StackExperts(), graph(model)).graph
+    assert after.find("layers.0.experts.up") is not None
+    assert after.find("mtp.layers.0.experts.up") is not None
+
+
+def test_experts_nested_one_deeper_are_found() -> None:
+    model = nn.Module()
+    model.experts = nn.Module()
+    model.experts.inner = nn.ModuleList(Expert() for _ in range(2))
+    assert run_pass(StackExperts(), graph(model)).graph.find("experts.inner.up") is not None
+
+
+def test_a_container_that_the_plan_does_not_name_is_pointed_out() -> None:
+    model = nn.Module()
+    model.layers = nn.ModuleList([moe()])
+    model.mtp = nn.ModuleList([moe()])
+    outcome = run_pass(StackExperts(), graph(model), plan=naming("layers.*.experts"))
+    assert outcome.graph.find("mtp.0.experts.0") is not None
+    assert [problem.text for problem in outcome.problems] == [
+        "experts that the plan does not name stay separate: mtp.0.experts"
+    ]
+
+
+def test_an_empty_list_of_containers_stacks_nothing() -> None:
+    outcome = assert_pass(StackExperts(), graph(moe()), {}, plan=naming())
+    assert outcome.problems == ()
+
+
+def test_experts_that_are_stacked_already_are_left_and_said_so() -> None:
+    before = graph_of({"mlp.experts.gate_up_proj": (4, 8, 6), "mlp.experts.down_proj": (4, 3, 8)})
+    outcome = assert_pass(StackExperts(), before, {}, events=["skip: mlp.experts"])
+    assert outcome.events[0].why == "its parameters are stacked already"
+
+
+def test_what_else_stands_in_the_container_stays() -> None:
+    model = moe()
+    model.experts.register_buffer("load", torch.zeros(4))
+    model.experts.act = nn.ReLU()
+    model.experts.shared = nn.Linear(8, 8)
+    after = run_pass(StackExperts(), graph(model)).graph
+    names = list(after.module(after.find("experts") or -1).children)
+    assert names == ["load", "act", "shared", "up", "down"]
+
+
+def test_layers_without_parameters_inside_experts_go_with_them() -> None:
+    def expert() -> nn.Module:
+        made = Expert()
+        made.act = nn.SiLU()
+        return made
+
+    after = run_pass(StackExperts(), graph(moe(2, expert))).graph
+    assert list(after.module(after.find("experts") or -1).children) == ["up", "down"]
+
+
+# -- what it refuses ---------------------------------------------------------------------------
+
+
+def test_a_missing_index_is_refused_and_named() -> None:
+    model = nn.Module()
+    model.experts = nn.ModuleDict({str(i): Expert() for i in (0, 1, 3)})
+    assert "its 3 experts are not numbered 0..2: missing: 2" in refused(model)
+
+
+def test_an_index_that_occurs_twice_is_refused_and_named() -> None:
+    model = nn.Module()
+    model.experts = nn.ModuleDict({"0": Expert(), "1": Expert(), "expert_1": Expert()})
+    assert "twice: 1" in refused(model)
+
+
+def test_an_expert_of_another_shape_is_refused_by_its_number() -> None:
+    model = moe()
+    model.experts[2].up = nn.Linear(8, 7, bias=False)  # type: ignore[index]
+    text = refused(model)
+    assert "experts: expert 2 of 4 differs from the others" in text
+    assert "up.weight has shape (7, 8), not (6, 8)" in text
+
+
+def test_an_expert_of_another_dtype_is_refused_by_its_number() -> None:
+    model = moe()
+    model.experts[3].to(torch.bfloat16)  # type: ignore[index]
+    text = refused(model)
+    assert "expert 3 of 4 differs from the others" in text
+    assert "up.weight has dtype bfloat16, not float32" in text
+
+
+def test_a_frozen_expert_among_trained_ones_is_refused_by_its_number() -> None:
+    model = moe()
+    model.experts[1].requires_grad_(False)  # type: ignore[index]
+    assert "up.weight has requires_grad False, not True" in refused(model)
+
+
+def test_experts_that_differ_in_the_same_way_are_named_together() -> None:
+    model = moe(6)
+    for index in (1, 2, 4):
+        model.experts[index].requires_grad_(False)  # type: ignore[index]
+    model.experts[5].requires_grad_(False)  # type: ignore[index]
+    text = refused(model)
+    assert "expert 0,3 of 6 differs from the others" in text
+
+
+def test_an_expert_with_a_further_parameter_is_refused_by_its_number() -> None:
+    model = moe()
+    model.experts[1].scale = nn.Parameter(torch.ones(1))  # type: ignore[index]
+    text = refused(model)
+    assert "expert 1 of 4 differs from the others: it also has scale" in text
+
+
+def test_experts_that_differ_in_an_integer_are_refused_with_both_values() -> None:
+    model = moe(3)
+    for expert in model.get_submodule("experts").children():
+        expert.width = 6
+    model.experts[2].up.groups = 3  # type: ignore[index]
+    model.experts[1].width = 5  # type: ignore[index]
+    text = refused(model)
+    assert "width is 5, not 6" in text
+    assert "up.groups is 3, not None" in text
+
+
+def test_a_buffer_in_an_expert_is_refused_by_name() -> None:
+    model = moe()
+    model.experts[0].register_buffer("seen", torch.zeros(1))  # type: ignore[index]
+    assert "experts.0.seen: expert 0 has a buffer" in refused(model)
+
+
+def test_a_plain_tensor_in_an_expert_is_refused_by_name() -> None:
+    model = moe()
+    for expert in model.get_submodule("experts").children():
+        expert.table = torch.zeros(2)
+    assert "experts.0.table: expert 0 has a tensor attribute" in refused(model)
+
+
+def test_a_hook_on_an_expert_is_refused_by_name() -> None:
+    model = moe()
+    model.experts[1].register_forward_hook(lambda *_: None)  # type: ignore[index]
+    assert "experts.1: expert 1 has hooks (forward)" in refused(model)
+
+
+def test_a_parametrised_expert_is_refused_by_name() -> None:
+    model = moe()
+    nn.utils.parametrizations.weight_norm(model.experts[2].up)  # type: ignore[index]
+    assert "experts.2.up: expert 2 is parametrised" in refused(model)
+
+
+def test_a_parameter_shared_between_experts_is_refused_by_name() -> None:
+    model = moe()
+    model.experts[1].up.weight = model.experts[0].up.weight  # type: ignore[index]
+    text = refused(model)
+    assert "experts.0.up.weight: expert 0 shares a parameter" in text
+    assert "experts.0.up.weight, experts.1.up.weight" in text
+
+
+def test_one_module_as_two_experts_is_refused() -> None:
+    expert = Expert()
+    model = nn.Module()
+    model.experts = nn.ModuleList([expert, expert])
+    assert "expert 0 shares a module" in refused(model)
+
+
+def test_a_wrapped_expert_is_refused_by_name() -> None:
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    model = moe(2, lambda: checkpoint_wrapper(Expert()))
+    assert "expert 0 is wrapped by CheckpointWrapper" in refused(model)
+
+
+def test_an_expert_of_an_unknown_tensor_type_is_refused() -> None:
+    spec = TensorSpec((6, 8), "uint8", cls="torchao.dtypes.AffineQuantizedTensor")
+    before = graph_of({f"experts.{i}.weight": spec for i in range(2)})
+    assert "expert 0 has a tensor of type AffineQuantizedTensor" in refused(before)
+
+
+def test_an_expert_that_is_a_dtensor_already_is_refused() -> None:
+    placed = (("tp", 2, "S(0)"),)
+    spec = TensorSpec((6, 8), "float32", cls="torch.distributed.tensor.DTensor", placed=placed)
+    before = graph_of({f"experts.{i}.weight": spec for i in range(2)})
+    assert "expert 0 has a DTensor already (tp:S(0))" in refused(before)
+
+
+def test_two_paths_that_give_one_stacked_name_are_refused() -> None:
+    before = graph_of({f"experts.{i}.{name}": (2,) for i in range(2) for name in ("a.b", "a_b")})
+    assert "cannot stack 'a.b' as 'a_b': 'a_b' exists there already" in refused(before)
+
+
+def test_a_stacked_name_that_the_container_has_already_is_refused() -> None:
+    model = moe()
+    model.experts.up = nn.Linear(2, 2)
+    assert "'up' exists there already" in refused(model)
+
+
+def test_a_stacked_name_that_hides_a_method_of_the_container_is_refused() -> None:
+    before = graph_of({f"experts.{i}.forward.weight": (2,) for i in range(2)})
+    assert "'forward' names a field of every module" in refused(before)
+
+
+def test_a_stacked_name_made_of_digits_is_refused() -> None:
+    model = nn.Module()
+    model.experts = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(2))
+    assert "'0' would be taken for an expert's number" in refused(model)
+
+
+def test_a_pattern_that_names_no_experts_is_an_error() -> None:
+    text = refused(moe(), naming("layers.*.experts"))
+    assert "no experts at 'layers.*.experts'" in text
+    assert "stack-experts{optional=true}" in text
+
+
+def test_a_pattern_that_names_no_experts_is_a_note_where_experts_are_optional() -> None:
+    outcome = assert_pass(
+        StackExperts(optional=True), graph_of({"w": (2,)}), {}, plan=naming("layers.*.experts")
+    )
+    assert outcome.events[0].why == "no experts at 'layers.*.experts'; optional=true"
+
+
+def test_all_problems_are_told_together_and_nothing_is_stacked() -> None:
+    model = nn.Module()
+    model.layers = nn.ModuleList([moe(), moe(), moe()])
+    model.layers[1].experts[0].requires_grad_(False)  # type: ignore[union-attr, index]
+    model.layers[2].experts[1].requires_grad_(False)  # type: ignore[union-attr, index]
+    before = graph(model)
+    nodes = dict(before.nodes)
+    text = refused(before)
+    assert "2 problem(s) with experts; nothing was changed" in text
+    assert before.nodes == nodes
+
+
+# -- declarations ------------------------------------------------------------------------------
+
+
+def test_it_keeps_its_contract_and_stacks_once() -> None:
+    check_contract(StackExperts(), graph(moe()))
+    assert_idempotent(StackExperts(), graph(moe()))
+
+
+def test_the_refused_names_are_the_fields_that_torch_has() -> None:
+    public = {
+        name
+        for cls in (nn.Module, nn.ModuleList, nn.ModuleDict)
+        for name in dir(cls())
+        if not name.startswith("_")
+    }
+    assert public - MODULE_FIELDS == set()
+
+
+def test_refusing_is_a_pass_error_with_the_exit_code_of_wrong_use() -> None:
+    with pytest.raises(PassError) as caught:
+        run_pass(StackExperts(), graph(moe()), plan=naming("nowhere"))
+    assert caught.value.exit_code == 2
