@@ -17,6 +17,7 @@ __all__ = [
     "LayoutError",
     "ManyErrors",
     "MeshError",
+    "NotRunnableError",
     "PassError",
     "PipelineError",
     "PlacementMismatchError",
@@ -91,6 +92,10 @@ class PassError(HpxError):
 
 class PlacementMismatchError(PassError):
     """A parameter is sharded already, and not as the plan says."""
+
+
+class NotRunnableError(HpxError):
+    """A sharded model is asked to compute what it cannot: something in its pipeline is missing."""
 
 
 class ContractError(HpxError):
