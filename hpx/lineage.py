@@ -9,6 +9,7 @@ original tensors one rank needs; `invert` says where every original tensor lies 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias, cast
 
 from hpx.errors import LayoutError
@@ -63,7 +64,8 @@ class Piece(NamedTuple):
     dest: tuple[Range, ...]
 
 
-class Place(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Place:
     """Where an original tensor lies in a derived one.
 
     Attributes:
@@ -161,22 +163,22 @@ def invert(lineage: Lineage, source_shape: Callable[[int], tuple[int, ...]]) -> 
     [Place(node=7, index=(0, (0, 4))), Place(node=8, index=(1, (0, 4)))]
     """
     places: list[Place] = []
-    index: list[Range | int] = [(0, size) for size in shape_of(lineage, source_shape)]
-    _invert(lineage, tuple(range(len(index))), index, places)
+    at: list[Range | int] = [(0, size) for size in shape_of(lineage, source_shape)]
+    _invert(lineage, tuple(range(len(at))), at, places)
     return places
 
 
 def _invert(
-    lineage: Lineage, dims: tuple[int, ...], index: list[Range | int], places: list[Place]
+    lineage: Lineage, dims: tuple[int, ...], at: list[Range | int], places: list[Place]
 ) -> None:
     if isinstance(lineage, Source):
-        places.append(Place(lineage.node, tuple(index)))
+        places.append(Place(lineage.node, tuple(at)))
         return
     dim, inner = _split_dims(lineage, dims)
     for slot, part in enumerate(lineage.parts):
-        index[dim] = slot
-        _invert(part, inner, index, places)
-    index[dim] = (0, len(lineage.parts))
+        at[dim] = slot
+        _invert(part, inner, at, places)
+    at[dim] = (0, len(lineage.parts))
 
 
 def _split_dims(stack: Stack, dims: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:

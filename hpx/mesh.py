@@ -4,14 +4,14 @@
 - `MeshView` is one arrangement of the ranks: *dense* (the axes as written) or *expert* (the same
   ranks cut into ``edp`` and ``ep``).
 
-A dry run needs nothing else: no processes, no torch.
+A dry run needs nothing else: no processes, no torch. `MeshSpec.build` makes device meshes of it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
@@ -27,7 +27,10 @@ from hpx.mesh_axes import (
 )
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
     from hpx.layout import Layout
+    from hpx.runtime.meshes import Meshes
 
 __all__ = ["KNOWN_AXES", "WEIGHT_AXES", "MeshSpec", "MeshView", "ViewName", "divisors"]
 
@@ -118,6 +121,8 @@ class MeshSpec:
     Attributes:
         axes: The dense axes with their sizes, outermost first.
         ep: The size of the expert axis; None if the mesh names none.
+        meshes: The device meshes that `from_mesh` read it from, otherwise None. They take no part
+            in comparisons and are not saved.
 
     Raises:
         MeshError: An axis is unknown, named twice or of a size below 1; ``dp`` stands beside its
@@ -130,6 +135,7 @@ class MeshSpec:
 
     axes: tuple[tuple[str, int], ...]
     ep: int | None = None
+    meshes: Meshes | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_axes(self.axes, self.ep)
@@ -162,6 +168,35 @@ class MeshSpec:
         if mesh.to_json() != value:
             raise MeshError(f"saved mesh {text!r} contradicts itself", why=f"it says {value}")
         return mesh
+
+    @classmethod
+    def from_mesh(cls, dense: DeviceMesh, expert: DeviceMesh | None = None) -> MeshSpec:
+        """Read the device meshes of a program; `build` gives them back, so their groups are reused.
+
+        Args:
+            dense: A mesh of all ranks, its axes named as in a mesh text, ``pp`` included.
+            expert: The same ranks by ``edp`` and ``ep``, if experts are to be cut.
+
+        Raises:
+            MeshError: Names or ranks are not as a mesh text would arrange them, or there is no
+                process group of this size.
+        """
+        from hpx.runtime.meshes import spec_of
+
+        return spec_of(dense, expert)
+
+    def build(self, device_type: str | None = None) -> Meshes:
+        """Make the device meshes on the ranks of the process group; every rank has to call it.
+
+        Args:
+            device_type: ``"cpu"``, ``"cuda"``, ...; by default what the process group is for.
+
+        Raises:
+            MeshError: There is no process group, or it has another number of ranks.
+        """
+        from hpx.runtime.meshes import build
+
+        return build(self, device_type)
 
     def to_json(self) -> dict[str, object]:
         """``{text, axes, world_size, expert}``; ``expert`` is None without ``ep``."""

@@ -55,6 +55,10 @@ def slices(ranges: Sequence[Range]) -> tuple[slice, ...]:
     return tuple(slice(start, end) for start, end in ranges)
 
 
+def part_at(place: Place, whole: torch.Tensor) -> torch.Tensor:
+    return whole[tuple(at if isinstance(at, int) else slice(*at) for at in place.index)]
+
+
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     """Expressions made from the outside in, so that parts side by side are stacked differently."""
@@ -117,9 +121,8 @@ def test_a_derived_tensor_writes_back_to_exactly_its_sources(case: Case) -> None
     whole = case.apply()
     places = invert(case.lineage, case.shape)
     assert [place.node for place in places] == list(sources(case.lineage))
-    for node, index in places:
-        back = whole[tuple(at if isinstance(at, int) else slice(*at) for at in index)]
-        assert torch.equal(back, case.tensors[node])
+    for place in places:
+        assert torch.equal(part_at(place, whole), case.tensors[place.node])
 
 
 @given(cases())
@@ -154,9 +157,8 @@ def test_parts_of_one_shape_may_be_stacked_differently_inside() -> None:
     assert torch.equal(
         assembled(pull(case.lineage, [(1, 2), (0, 2), (0, 2)]), case, (1, 2, 2)), case.apply()[1:]
     )
-    for node, index in invert(case.lineage, case.shape):
-        at = tuple(i if isinstance(i, int) else slice(*i) for i in index)
-        assert torch.equal(case.apply()[at], tensors[node])
+    for place in invert(case.lineage, case.shape):
+        assert torch.equal(part_at(place, case.apply()), tensors[place.node])
 
 
 @pytest.mark.parametrize("ranges", [[(0, 3), (0, 4)], [(-1, 2), (0, 4)]])

@@ -1,0 +1,1 @@
+"""Carrying a run out on a real model: parameters, containers, hooks, and the way back."""
