@@ -140,7 +140,9 @@ class Attention:
     @cached_property
     def kv_is_cut(self) -> bool:
         """Whether a rank holds a part of the key and value heads."""
-        return not self.projections or bool(self.cut("k", "v", "kv", "qkv"))
+        if any(p.role != "q" for p in self.projections):
+            return bool(self.cut("k", "v", "kv", "qkv"))
+        return self.q_is_cut  # nothing tells keys apart: they go with the queries
 
     @cached_property
     def num_heads(self) -> int | None:

@@ -82,7 +82,7 @@ class LosesLayouts(Pass):
 
 
 def test_a_pass_that_does_what_was_expected_passes() -> None:
-    changes = {
+    changes: dict[str, dict[str, object]] = {
         "a": {"num_heads": 2},
         "a.weight": {"marked": True},
         "b.weight": {"marked": True},

@@ -207,8 +207,8 @@ def test_without_an_active_weight_axis_nothing_is_touched() -> None:
     events = ["skip layout: up.weight", "skip layout: down.weight"]
     before = graph_of({"up.weight": (8, 4), "down.weight": (4, 8)})
     for mesh in ("dp=8", "dp=8,tp=1"):
-        plan = {"up.weight": WHOLE, "down.weight": WHOLE} if mesh == "dp=8" else None
-        rules = plan or {"up.weight": COL, "down.weight": ROW}
+        whole: dict[str, object] = {"up.weight": WHOLE, "down.weight": WHOLE}
+        rules = whole if mesh == "dp=8" else {"up.weight": COL, "down.weight": ROW}
         outcome = assert_pass(ShardParams(), before, {}, plan=rules, mesh=mesh, events=events)
         assert "no active weight axis on the dense mesh (tp=1)" in outcome.events[0].why
 
