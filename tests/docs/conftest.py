@@ -18,7 +18,7 @@ class Shell:
 
     def __init__(self, folder: Path, sites: Sequence[Path] = ()) -> None:
         self.folder = folder
-        drop = ("PYTHONSAFEPATH", "PYTHONPATH", "CLICOLOR_FORCE", "FORCE_COLOR")
+        drop = ("PYTHONSAFEPATH", "PYTHONPATH", "COLUMNS", "CLICOLOR_FORCE", "FORCE_COLOR")
         self.environment = {key: value for key, value in os.environ.items() if key not in drop}
         self.environment |= {
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),

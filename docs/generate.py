@@ -1,0 +1,194 @@
+"""Write the reference pages that follow from the code: reference/passes.md and reference/cli.md.
+
+python docs/generate.py            writes them
+python docs/generate.py --check    exits with 1 if they are not what the code says
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import inspect
+import io
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import hpx.facts
+from hpx import errors
+from hpx.pipeline import PRESETS, as_passes, registry, schedule
+from hpx.pipeline.info import Pass, option_types
+from hpx.pipeline.options import expected, written
+from hpx.tools import cli, viz
+
+REFERENCE: Final = Path(__file__).parent / "reference"
+COMMANDS: Final = ("run", "explain", "diff", "passes", "plan")
+MADE: Final = "<!-- Made by docs/generate.py; edit the code, or that file, instead. -->"
+
+PASSES_INTRO: Final = """\
+# The built-in passes
+
+They are listed in the order of the preset `@default`. `hpx passes NAME` prints the same in a
+terminal, for passes of other distributions too; [write-a-pass.md](../write-a-pass.md) tells what
+the declarations mean.
+
+A pipeline is given with `-p`, as text: `@default` adds the passes of the preset, `!name` removes
+one that stands before it, and options stand in braces, as in
+`@default, shard-params{uneven=allow}, !localize`. A pass named again, after the preset that
+brought it, takes its place. The order of the list matters only where the declarations leave it
+open; `--order given` keeps the listed order, and refuses it where it is wrong.
+"""
+CLI_INTRO: Final = """\
+# The commands
+
+Data goes to stdout and everything else to stderr: progress of work that takes over a second, what
+was written, and errors, one line each. With `--json` a command prints JSON. Files that exist are
+replaced only on success. There is no colour where `NO_COLOR` is set or nobody looks.
+
+MODEL is a checkpoint (`.safetensors`; a state dict in `.pt`, `.pth` or `.bin`; a folder with
+`model.safetensors.index.json`), a Hugging Face `config.json`, or `package.module:factory`, which is
+looked for in the current folder too. No weight is read, and no pickle runs code. `--mesh` and
+`--plan` are told about in [plan.md](plan.md), `-p` in [passes.md](passes.md), the file that `-o`
+writes in [run-file.md](run-file.md).
+"""
+
+
+def passes_page() -> str:
+    """The reference of passes and facts."""
+    names = PRESETS["default"]
+    parts = [PASSES_INTRO.rstrip(), MADE, "\n".join(_order())]
+    parts += ["\n\n".join(_pass_section(registry.get(name))) for name in names]
+    parts += ["\n".join(_facts())]
+    return "\n\n".join(parts) + "\n"
+
+
+def _order() -> Iterator[str]:
+    yield "| step | pass | why it runs no earlier |"
+    yield "|---|---|---|"
+    for step in schedule(as_passes("@default"), None).steps:
+        yield f"| {step.index} | [`{step.name}`](#{step.name}) | {'; '.join(step.because)} |"
+
+
+def _pass_section(cls: type[Pass]) -> Iterator[str]:
+    info = cls.info
+    yield f"## {info.name}"
+    yield (inspect.getdoc(cls) or "").replace("``", "`")
+    if types := option_types(cls):
+        rows = [_option_row(cls, name, kind) for name, kind in types.items()]
+        yield "\n".join(["| option | takes | default | |", "|---|---|---|---|", *rows])
+    declared = {
+        what: sorted(map(str, getattr(info, what)))
+        for what in (
+            "requires",
+            "provides",
+            "invalidates",
+            "before",
+            "after",
+            "conflicts",
+            "writes",
+        )
+    }
+    said = [
+        f"{what} {', '.join(f'`{v}`' for v in values)}"
+        for what, values in declared.items()
+        if values
+    ]
+    yield f"It {'; '.join(said)}."
+
+
+def _option_row(cls: type[Pass], name: str, kind: object) -> str:
+    default = written(getattr(cls, name))
+    return f"| `{name}` | {expected(kind)} | `{default}` | {_texts_below(cls).get(name, '')} |"
+
+
+def _facts() -> Iterator[str]:
+    yield "## Facts"
+    yield ""
+    yield "What holds at entry is looked up in the graph; it is never assumed."
+    yield ""
+    yield "| fact | what it says |"
+    yield "|---|---|"
+    for name, text in _texts_below(hpx.facts).items():
+        yield f"| `{getattr(hpx.facts, name)}` | {text} |"
+
+
+def _texts_below(thing: object) -> dict[str, str]:
+    """The strings that stand below assignments in the source of a module or class, by name."""
+    tree = ast.parse(inspect.getsource(thing))  # type: ignore[arg-type]
+    body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else tree.body
+    found: dict[str, str] = {}
+    for statement, following in itertools.pairwise(body):
+        target = statement.target if isinstance(statement, ast.AnnAssign) else None
+        value = following.value if isinstance(following, ast.Expr) else None
+        if isinstance(target, ast.Name) and isinstance(value, ast.Constant):
+            found[target.id] = " ".join(str(value.value).split())
+    return found
+
+
+def cli_page() -> str:
+    """The reference of both commands, from their help."""
+    parts = [CLI_INTRO.rstrip(), MADE, "\n".join(_exit_codes())]
+    parts.append(_help_section("hpx", cli.main, []))
+    parts += [_help_section(f"hpx {command}", cli.main, [command]) for command in COMMANDS]
+    parts.append(_help_section("hpx-viz", viz.main, []))
+    return "\n\n".join(parts) + "\n"
+
+
+def _exit_codes() -> Iterator[str]:
+    """The codes, each with the errors that end in it."""
+    meaning = {
+        0: "ok",
+        1: "a check or a diff found something; the output is written",
+        2: "wrong use, no such file, a plan, mesh or pipeline that cannot be",
+        3: "a file that cannot be read, or of a kind that hpx does not take",
+        4: "refused as unsafe: reading it could run code",
+        5: "the renderer of pictures is missing or failed",
+        6: "too large, or over its time",
+    }
+    by_code: dict[int, list[str]] = {}
+    for name in errors.__all__:
+        cls = getattr(errors, name)
+        if not (inspect.isclass(cls) and issubclass(cls, errors.HpxError)):
+            continue
+        if cls not in (errors.HpxError, errors.ManyErrors):
+            by_code.setdefault(cls.exit_code, []).append(f"`{name}`")
+    yield "## Exit codes"
+    yield ""
+    yield "| code | meaning | errors in Python |"
+    yield "|---|---|---|"
+    for code, text in meaning.items():
+        yield f"| {code} | {text} | {', '.join(by_code.pop(code, []))} |"
+    assert not by_code, f"exit codes without a meaning: {by_code}"
+
+
+def _help_section(title: str, main: Callable[[list[str]], int], arguments: list[str]) -> str:
+    os.environ["COLUMNS"] = "80"
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text):
+        main([*arguments, "--help"])
+    lines = "\n".join(line.rstrip() for line in text.getvalue().strip().splitlines())
+    return f"## {title}\n\n```text\n{lines}\n```"
+
+
+PAGES: Final = {"passes.md": passes_page, "cli.md": cli_page}
+
+
+def main(arguments: list[str]) -> int:
+    """Write the pages, or check them; see the top of this file."""
+    stale = []
+    for name, page in PAGES.items():
+        path, text = REFERENCE / name, page()
+        if "--check" not in arguments:
+            path.write_text(text)
+        elif not path.exists() or path.read_text() != text:
+            stale.append(name)
+    for name in stale:
+        sys.stderr.write(f"docs/reference/{name} is stale: run python docs/generate.py\n")
+    return int(bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
