@@ -13,6 +13,7 @@ import hpx
 from hpx.pipeline.context import PassContext
 from hpx.plan import yamlform
 from hpx.run import Run
+from hpx.testing import graph_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 PLAN = DOCS / "examples" / "tiny-moe" / "plan.yaml"
@@ -65,3 +66,18 @@ def test_every_verb_of_the_context_is_on_the_page_about_passes() -> None:
     verbs = [name for name, value in vars(PassContext).items() if callable(value)]
     public = {verb for verb in verbs if not verb.startswith("_")} - {"decision"}
     assert [verb for verb in sorted(public) if f"ctx.{verb}(" not in told] == []
+
+
+def test_explanations_give_the_reasons_that_the_page_about_debugging_lists() -> None:
+    model = graph_of({"down.weight": (4, 8), "down.bias": (4,), "norm.weight": (4,), "x": (4,)})
+    rules = {"down.weight": {"tp": "S(1)"}, "norm.weight": "replicate"}
+    plan = hpx.ShardingPlan(rules, default="replicate")
+    run = hpx.run(model, plan, "tp=2")
+    answers = [run.explain(name) for name in ("norm.weight", "x", "down.bias")]
+    answers.append(hpx.run(model, plan, "tp=1").explain("down.weight"))
+    answers.append(hpx.run(model, plan, "tp=2", "tie-weights").explain("down.weight"))
+    page = (DOCS / "debug-a-sharding-decision.md").read_text()
+    table = page.partition("| it says |")[2].partition("\n\n")[0]
+    listed = re.findall(r"^\| `(.*?)` \|", table, flags=re.MULTILINE)
+    assert len(listed) == len(answers)
+    assert [text for text, said in zip(listed, answers, strict=True) if text not in str(said)] == []
