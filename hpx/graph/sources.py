@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +22,7 @@ from hpx.graph.json_file import read_json_object
 __all__ = ["open_model"]
 
 _FACTORY: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+_SUFFIXES: Final = (".safetensors", ".json")
 _TAKEN: Final = (
     "give .safetensors, .pt, .pth or .bin, a checkpoint folder, a config.json,"
     " or package.module:factory"
@@ -61,8 +63,20 @@ def open_model(text: str) -> ModuleGraph:
     raise UsageError(
         f"there is no file or folder {text}",
         why=None if path.parent.is_dir() else f"there is no folder {path.parent}",
-        fix=did_you_mean(path.name, _neighbours(path)) or _TAKEN,
+        fix=_with_colon(text) or did_you_mean(path.name, _neighbours(path)) or _TAKEN,
     )
+
+
+def _with_colon(text: str) -> str | None:
+    """What to write for ``package.module.factory``, a factory whose colon is missing."""
+    module, _, name = text.rpartition(".")
+    if not _FACTORY.fullmatch(f"{module}:{name}") or f".{name}" in (*TORCH_SUFFIXES, *_SUFFIXES):
+        return None
+    try:
+        known = find_spec(module.partition(".")[0])
+    except ValueError:  # of a module without a specification, such as __main__
+        return None
+    return None if known is None else f"did you mean {module}:{name}?"
 
 
 def _neighbours(path: Path) -> list[str]:

@@ -142,6 +142,11 @@ def test_a_missing_name_is_a_usage_error_with_the_nearest() -> None:
         open_model("hpx.bundled:tiny_mo")
 
 
+def test_a_dot_in_place_of_the_colon_is_told() -> None:
+    with pytest.raises(UsageError, match=r"did you mean hpx\.bundled:tiny_moe\?"):
+        open_model("hpx.bundled.tiny_moe")
+
+
 def test_something_that_cannot_be_called_is_refused(write: Write) -> None:
     with pytest.raises(InputError, match="is not callable: it is a int"):
         open_model(f"{write('make = 3')}:make")
