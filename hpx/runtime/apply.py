@@ -1,0 +1,176 @@
+"""Carry a run out on a real model, as one transaction: all of it on every rank, or none of it.
+
+The order is: work the run out and verify it; compare it over the ranks; build every new parameter;
+vote; change the model through a journal; verify; vote; commit. Until the last vote any error on any
+rank gives all of them their model back, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+from torch import nn
+
+from hpx.errors import HpxError
+from hpx.mesh import MeshSpec
+from hpx.plan import ShardingPlan
+from hpx.run import Run
+from hpx.run import run as work_out
+from hpx.runtime.install import install
+from hpx.runtime.journal import Fault, Journal
+from hpx.runtime.materialize import Built, Sources, build, check_sources
+from hpx.runtime.meshes import Meshes
+from hpx.runtime.proof import verify_elements
+from hpx.runtime.record import Applied, applied_to, refuse_wrapped
+from hpx.runtime.verify import verify_model
+from hpx.runtime.vote import agree, vote
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hpx.pipeline.info import Pass
+
+__all__ = ["Verify", "apply"]
+
+Verify = Literal["fast", "full", "off"]
+T = TypeVar("T")
+
+
+def apply(
+    model: nn.Module,
+    plan: ShardingPlan | str | Path | None = None,
+    mesh: MeshSpec | str | None = None,
+    pipeline: str | Sequence[str | Pass | type[Pass]] = "@default",
+    *,
+    run: Run | None = None,
+    verify: Verify = "fast",
+    donate: bool = False,
+    device_type: str | None = None,
+    fault: Fault | None = None,
+) -> Applied:
+    """Shard a model in place, as a plan says, on this rank of a process group.
+
+    Args:
+        model: Real, meta or fake parameters; every rank holds the same whole model.
+        plan: A plan, or the path of a plan file. Not with ``run``.
+        mesh: A mesh or its text; `MeshSpec.from_mesh` for device meshes that exist already.
+        pipeline: Text form or passes; ``@run`` also inserts the collectives that a forward needs.
+        run: A run worked out before, on this model or on the whole of which it is a part.
+        verify: ``fast`` checks shapes, ties and flags of what was built; ``full`` also proves that
+            every element is where the run says; ``off`` checks nothing.
+        donate: Free each original as soon as its shard is built and every rank has built all of
+            its own. A failure later than that cannot be undone.
+        device_type: Where the meshes live, such as ``cpu`` or ``cuda``.
+        fault: Called before each change of the model, for tests of the transaction.
+
+    Returns:
+        What was done, with the map from old to new parameters. Applied again with the same request
+        it is the same object and nothing changes.
+
+    Raises:
+        HpxError: Whatever stands in the way. The model is as it was before, on every rank.
+    """
+    if verify == "full" and donate:
+        raise HpxError(
+            "verify='full' needs the originals, and donate=True frees them",
+            fix="use one of the two",
+        )
+    meshes = _mesh_of(mesh, run).build(device_type)
+    earlier = applied_to(model)
+    made, error = _attempt(lambda: _work_out(model, plan, meshes.spec, pipeline, run, earlier))
+    vote(error, meshes)
+    assert made is not None
+    agree(made, meshes)
+    if earlier is not None:
+        return earlier
+    sources = Sources(model, made.entry)
+    if donate:
+        # What is freed cannot be given back: every rank first makes sure that it can build.
+        _, error = _attempt(lambda: check_sources(made, sources))
+        vote(error, meshes)
+    built, error = _attempt(lambda: build(made, sources, meshes, donate=donate))
+    journal = Journal(fault)
+    try:
+        vote(error, meshes)
+        assert built is not None
+        applied, error = _attempt(
+            lambda: _change(model, made, meshes, sources, built, journal, verify=verify)
+        )
+        vote(error, meshes)
+    except BaseException as failure:
+        journal.rollback()
+        if donate:
+            raise _not_undoable(failure) from failure
+        raise
+    assert applied is not None
+    journal.commit()
+    return applied
+
+
+def _attempt(step: Callable[[], T]) -> tuple[T | None, BaseException | None]:
+    """The result of a step, or what it raised: the other ranks have to hear of it first."""
+    try:
+        return step(), None
+    except BaseException as error:  # noqa: BLE001  an interrupt too has to reach the vote
+        return None, error
+
+
+def _mesh_of(mesh: MeshSpec | str | None, run: Run | None) -> MeshSpec:
+    if mesh is None:
+        if run is None:
+            raise HpxError("apply needs a mesh", fix="give mesh=..., or a run that has one")
+        return run.mesh
+    mesh = MeshSpec.parse(mesh) if isinstance(mesh, str) else mesh
+    if run is not None and run.mesh != mesh:
+        raise HpxError(f"the run is for mesh {run.mesh}", why=f"apply was given {mesh}")
+    return mesh
+
+
+def _work_out(
+    model: nn.Module,
+    plan: ShardingPlan | str | Path | None,
+    mesh: MeshSpec,
+    pipeline: str | Sequence[str | Pass | type[Pass]],
+    run: Run | None,
+    earlier: Applied | None,
+) -> Run:
+    """The run to carry out; that of the earlier application if it is the same request.
+
+    Raises:
+        HpxError: The model was sharded before, differently.
+    """
+    if earlier is not None:
+        return earlier.same_request(plan, mesh, pipeline, run)
+    refuse_wrapped(model)
+    if run is not None:
+        return run
+    if plan is None:
+        raise HpxError("apply needs a plan", fix="give plan=..., or a run worked out before")
+    return work_out(model, plan, mesh, pipeline)
+
+
+def _change(
+    model: nn.Module,
+    run: Run,
+    meshes: Meshes,
+    sources: Sources,
+    built: Built,
+    journal: Journal,
+    *,
+    verify: Verify,
+) -> Applied:
+    applied = install(model, run, meshes, sources, built, journal)
+    if verify != "off":
+        verify_model(model, applied)
+    if verify == "full":
+        verify_elements(applied, built.by_source)
+    return applied
+
+
+def _not_undoable(failure: BaseException) -> HpxError:
+    return HpxError(
+        f"the model cannot be given back: {failure}",
+        why="donate=True had freed its originals already",
+        fix="load the model again; find the cause without donate=True",
+    )

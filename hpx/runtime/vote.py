@@ -1,0 +1,105 @@
+"""What ranks agree on before and after a change: plans, and whether everybody succeeded.
+
+Objects travel over each axis of the dense mesh in turn, except ``pp``: the ranks of one stage hear
+of each other, whatever part of the world the mesh covers. On torch's fake process group nothing is
+sent, as there is nobody to hear it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import torch.distributed as dist
+
+from hpx.errors import HpxError
+from hpx.provenance import Event
+from hpx.run import Run
+from hpx.runtime.meshes import Meshes
+
+__all__ = ["RankError", "agree", "gather", "vote"]
+
+T = TypeVar("T")
+
+
+class RankError(HpxError):
+    """Another rank failed, so this one took its changes back as well."""
+
+
+def gather(value: T, meshes: Meshes) -> list[tuple[int, T]]:
+    """The values of all ranks of this stage, by global rank."""
+    gathered: list[tuple[int, T]] = [(dist.get_rank(), value)]
+    if dist.get_backend() == "fake":
+        return gathered
+    for axis, size in meshes.spec.axes:
+        if axis == "pp" or size == 1:
+            continue
+        received: list[list[tuple[int, T]] | None] = [None] * size
+        dist.all_gather_object(received, gathered, group=meshes.dense.get_group(axis))
+        gathered = [item for part in received if part is not None for item in part]
+    return sorted(gathered, key=lambda item: item[0])
+
+
+def agree(run: Run, meshes: Meshes) -> None:
+    """Refuse to go on if the ranks of a stage made different runs.
+
+    Raises:
+        HpxError: They did; names the first event that differs, on which rank.
+    """
+    mine = (run.request_fingerprint, run.entry_fingerprint)
+    everyone = gather(mine, meshes)
+    odd = [rank for rank, theirs in everyone if theirs != everyone[0][1]]
+    if not odd:
+        return
+    first = everyone[0][0]
+    request_differs = [r for r, theirs in everyone if theirs[0] != everyone[0][1][0]]
+    what = "plans, meshes or pipelines" if request_differs else "models"
+    events = gather([_event_text(event) for event in run.events], meshes)
+    raise HpxError(
+        f"the ranks do not agree: rank {_listed(odd)} has another of {what} than rank {first}",
+        why=_first_difference(events),
+        fix="give every rank the same model, plan, mesh, pipeline and hpx version",
+    )
+
+
+def _event_text(event: Event) -> str:
+    return str({key: value for key, value in event.to_json().items() if key != "rule"})
+
+
+def _first_difference(events: Sequence[tuple[int, list[str]]]) -> str:
+    first_rank, expected = events[0]
+    for rank, found in events[1:]:
+        for seq, (a, b) in enumerate(zip(expected, found, strict=False)):
+            if a != b:
+                return f"event {seq} is the first that differs: rank {first_rank} {a}; {rank} {b}"
+        if len(found) != len(expected):
+            return f"rank {rank} has {len(found)} events, rank {first_rank} {len(expected)}"
+    return "their events are equal, their plans or models are not"
+
+
+def vote(error: BaseException | None, meshes: Meshes) -> None:
+    """Hear whether every rank of the stage succeeded.
+
+    Args:
+        error: What went wrong on this rank, if anything did.
+        meshes: The meshes.
+
+    Raises:
+        BaseException: The error of this rank, after the others have heard of it.
+        RankError: Another rank failed.
+    """
+    text = None if error is None else f"{type(error).__name__}: {error}"
+    failed = [(rank, said) for rank, said in gather(text, meshes) if said is not None]
+    if error is not None:
+        raise error
+    if failed:
+        rank, said = failed[0]
+        raise RankError(
+            f"rank {_listed([r for r, _ in failed])} failed; this rank's model is as it was before",
+            why=f"rank {rank}: {said}",
+        )
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8]))
+    return shown if len(ranks) <= 8 else f"{shown} and {len(ranks) - 8} more"
