@@ -24,6 +24,7 @@ __all__ = [
 _Q_OR_K: Final = re.compile(r"(^|_)(q|k|query|key)(_|$)")
 _NO_COUNT: Final = re.compile(
     r"dim|size|rank|width|idx|index|layer|id$|groups|len|max|window|bits|block|scale|step"
+    r"|features|channels|embeddings|^n[fx]$|kernel|padding|dilation|stride"
 )
 _WAY_OUT: Final = "keep q, k, v and o of this module whole (replicate), or use tp=1"
 _OTHER_NORMS: Final = ("batchnorm", "groupnorm", "instancenorm")

@@ -485,7 +485,9 @@ def test_an_integer_of_an_unknown_name_that_equals_the_head_count_is_pointed_out
     ]
 
 
-@pytest.mark.parametrize("name", ["layer_idx", "v_head_dim", "kv_lora_rank", "sliding_window"])
+@pytest.mark.parametrize(
+    "name", ["layer_idx", "v_head_dim", "kv_lora_rank", "sliding_window", "nf"]
+)
 def test_an_integer_whose_name_tells_that_it_counts_something_else_is_not(name: str) -> None:
     assert update(attention(integers={"head_dim": 4, name: 8})).problems == ()
 
