@@ -41,10 +41,15 @@ if TYPE_CHECKING:
     from hpx.mesh import MeshSpec
     from hpx.plan.plan import ShardingPlan
     from hpx.run import Run, run
+    from hpx.runtime.apply import apply
+    from hpx.runtime.data_parallel import clip_grad_norm_, fully_shard
+    from hpx.runtime.record import Applied
+    from hpx.runtime.restore import restore, state_dict
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Applied",
     "ContractError",
     "HpxError",
     "InputError",
@@ -66,10 +71,21 @@ __all__ = [
     "UnsafeInputError",
     "UsageError",
     "__version__",
+    "apply",
+    "clip_grad_norm_",
+    "fully_shard",
+    "restore",
     "run",
+    "state_dict",
 ]
 
 _HOME: Final = {
+    "Applied": "hpx.runtime.record",
+    "apply": "hpx.runtime.apply",
+    "clip_grad_norm_": "hpx.runtime.data_parallel",
+    "fully_shard": "hpx.runtime.data_parallel",
+    "restore": "hpx.runtime.restore",
+    "state_dict": "hpx.runtime.restore",
     "Layout": "hpx.layout",
     "MeshSpec": "hpx.mesh",
     "ModuleGraph": "hpx.graph.graph",

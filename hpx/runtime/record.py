@@ -37,6 +37,7 @@ class Applied:
         old_to_new: The parameters that left the model, and what took their place: an optimizer
             made before holds the old ones. All experts of a container map to one stacked parameter.
         handles: Takes the hooks off.
+        data_parallel: Whether `hpx.fully_shard` was called after it.
     """
 
     model: nn.Module
@@ -44,6 +45,7 @@ class Applied:
     meshes: Meshes
     old_to_new: Mapping[nn.Parameter, nn.Parameter]
     handles: list[Handle] = field(default_factory=list, repr=False)
+    data_parallel: bool = False
 
     def same_request(
         self,

@@ -35,6 +35,11 @@ def restore(model: nn.Module, *, fault: Fault | None = None) -> nn.Module:
         HpxError: Nothing was applied to it, or a rank failed; then it is still sharded everywhere.
     """
     applied = _applied(model)
+    if applied.data_parallel:
+        raise HpxError(
+            "fully_shard was called after hpx.apply, and torch cannot take it back",
+            fix="use hpx.state_dict(model), and load it into a fresh model",
+        )
     parameters = _whole_parameters(applied)
     journal = Journal(fault)
     try:

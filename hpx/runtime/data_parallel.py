@@ -1,0 +1,235 @@
+"""Data parallelism on top: stock ``fully_shard`` and gradient clipping over both meshes.
+
+A parameter's data axis comes from the same mesh as its weight axis: ``dp`` of the dense mesh beside
+``tp``, ``edp`` of the expert mesh beside ``ep``. torch refuses a foreign mesh only where the two
+share ranks in a way that it notices, so the pair is checked here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard as stock_fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from hpx.errors import HpxError, MeshError
+from hpx.graph.nodes import ModuleNode, TensorNode
+from hpx.runtime.record import Applied, applied_to
+
+__all__ = ["clip_grad_norm_", "fully_shard"]
+
+_DENSE_AXES = ("dp", "dp_replicate", "dp_shard")
+_EXPERT_AXES = ("edp", "edp_replicate", "edp_shard")
+
+
+def fully_shard(
+    applied: Applied | nn.Module,
+    *,
+    modules: Sequence[str] | None = None,
+    mesh: DeviceMesh | None = None,
+    **options: Any,
+) -> nn.Module:
+    """Shard a model over its data axes, after `hpx.apply`: FSDP2 on the right mesh for each part.
+
+    Modules that hold expert weights cut on ``ep`` go on ``edp``; everything else on ``dp``.
+
+    Args:
+        applied: What `hpx.apply` gave, or its model.
+        modules: Names of the modules that become groups of their own, besides the experts and the
+            root; by default the elements of the model's lists of layers.
+        mesh: The data mesh for the dense part; by default it is cut from the mesh of the run. Given,
+            it is checked against the mesh of every parameter.
+        options: Passed on to ``torch.distributed.fsdp.fully_shard``.
+
+    Returns:
+        The model.
+
+    Raises:
+        HpxError: Nothing was applied to the model, its parameters are local for good, or tied
+            parameters would fall into two groups.
+        MeshError: The mesh has no data axis, or a parameter lives on another mesh than the given.
+    """
+    applied = _applied(applied)
+    _refuse_permanent(applied)
+    dense = mesh or _data_mesh(applied, "dense")
+    experts = list(_expert_modules(applied))
+    if mesh is not None:
+        _check_mesh(applied, mesh)
+    groups = _layers(applied) if modules is None else list(modules)
+    _check_ties(applied, [*experts, *groups])
+    for name in experts:
+        stock_fully_shard(
+            applied.model.get_submodule(name), mesh=_data_mesh(applied, "expert"), **options
+        )
+    # Inner groups first: a group takes what the groups inside it have left.
+    for name in sorted(groups, key=lambda name: -name.count(".")):
+        stock_fully_shard(applied.model.get_submodule(name), mesh=dense, **options)
+    stock_fully_shard(applied.model, mesh=dense, **options)
+    applied.data_parallel = True
+    return applied.model
+
+
+def clip_grad_norm_(
+    model: nn.Module | Iterable[nn.Parameter],
+    max_norm: float,
+    norm_type: float = 2.0,
+    *,
+    error_if_nonfinite: bool = False,
+) -> torch.Tensor:
+    """Clip gradients to a norm over all parameters, on whichever mesh each lives.
+
+    torch's own function takes the parameters of one mesh only.
+
+    Args:
+        model: A model, or parameters.
+        max_norm: The norm that is allowed.
+        norm_type: 2.0, or any other p; ``inf`` for the largest element.
+        error_if_nonfinite: Whether a norm that is not finite is an error.
+
+    Returns:
+        The norm before clipping, a plain scalar tensor.
+    """
+    parameters = list(model.parameters() if isinstance(model, nn.Module) else model)
+    groups: dict[object, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        if parameter.grad is not None:
+            grad = parameter.grad
+            key = grad.device_mesh if isinstance(grad, DTensor) else None
+            groups.setdefault(key, []).append(parameter)
+    norms = [
+        _norm([p.grad for p in group if p.grad is not None], norm_type) for group in groups.values()
+    ]
+    if not norms:
+        return torch.tensor(0.0)
+    total = torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms]), norm_type)
+    if error_if_nonfinite and not math.isfinite(total.item()):
+        raise RuntimeError(f"the norm of the gradients is {total.item()}, so it cannot be clipped")
+    for group in groups.values():
+        clip_grads_with_norm_(group, max_norm, total)
+    return total
+
+
+def _norm(grads: list[torch.Tensor], norm_type: float) -> torch.Tensor:
+    norm = get_total_norm(grads, norm_type)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+def _applied(given: Applied | nn.Module) -> Applied:
+    found = given if isinstance(given, Applied) else applied_to(given)
+    if found is None:
+        raise HpxError(
+            f"nothing was applied to this {type(given).__name__}",
+            fix="call hpx.apply first; a model without tp and ep needs only torch's fully_shard",
+        )
+    return found
+
+
+def _refuse_permanent(applied: Applied) -> None:
+    for node in applied.run.graph.parameters():
+        if node.props.get("localized") == "permanent":
+            raise HpxError(
+                "it is a local piece for good, and would be taken for the whole parameter",
+                where=applied.run.graph.path(node.id),
+                why="localize{mode=permanent} is for export",
+                fix="use localize{mode=forward}",
+            )
+
+
+def _data_mesh(applied: Applied, view: str) -> DeviceMesh:
+    """The data axes of a view as a mesh of one or two axes."""
+    spec = applied.meshes.spec
+    names = _DENSE_AXES if view == "dense" else _EXPERT_AXES
+    axes = tuple(axis for axis, _ in spec.view(view).axes if axis in names)
+    if not axes:
+        raise MeshError(
+            f"mesh {spec} has no data axis to shard on",
+            why=f"its {view} axes are {spec.view(view)}",
+            fix="give the mesh a dp axis, such as dp=2 (dp=1 is fine)",
+        )
+    mesh = applied.meshes.view(view)
+    return mesh[axes[0]] if len(axes) == 1 else mesh[axes]
+
+
+def _expert_modules(applied: Applied) -> Iterator[str]:
+    """Modules that own parameters of the expert mesh.
+
+    Raises:
+        HpxError: One owns parameters of both meshes.
+    """
+    graph = applied.run.graph
+    for module in graph.modules():
+        owned = [n for n in graph.children(module.id) if isinstance(n, TensorNode)]
+        views = {n.mesh for n in owned if n.kind == "parameter" and n.mesh is not None}
+        if views == {"dense", "expert"}:
+            raise HpxError(
+                "it owns parameters of the dense and of the expert mesh",
+                where=graph.path(module.id),
+                why="one FSDP group lives on one mesh",
+                fix="move the dense parameters into a module of their own",
+            )
+        if views == {"expert"}:
+            yield graph.registered_path(module.id)
+
+
+def _layers(applied: Applied) -> list[str]:
+    """The elements of the outermost lists of modules that are no experts."""
+    graph = applied.run.graph
+    found: list[str] = []
+    todo = [graph.root]
+    while todo:
+        node = graph.module(todo.pop())
+        children = [c for c in graph.children(node.id) if isinstance(c, ModuleNode)]
+        if node.spec.container == "list" and children:
+            found += [graph.registered_path(child.id) for child in children]
+        else:
+            todo += [child.id for child in children]
+    return found
+
+
+def _check_mesh(applied: Applied, mesh: DeviceMesh) -> None:
+    """Refuse a data mesh that is not cut from the mesh that a parameter lives on."""
+    names = mesh.mesh_dim_names or ()
+    for node in applied.run.graph.parameters():
+        allowed = _EXPERT_AXES if node.mesh == "expert" else _DENSE_AXES
+        if node.mesh == "expert" and not set(names) & set(_EXPERT_AXES):
+            continue  # it gets the expert mesh, whatever the dense part gets
+        if not set(names) <= set(allowed):
+            view = applied.meshes.spec.view(node.mesh or "dense")
+            raise MeshError(
+                f"the data mesh ({', '.join(names)}) is not cut from this parameter's mesh",
+                where=applied.run.graph.path(node.id),
+                why=f"it lives on the {node.mesh or 'dense'} mesh {view}: another root",
+                fix="leave mesh= out, and each part gets the data axis of its own mesh",
+            )
+
+
+def _check_ties(applied: Applied, groups: list[str]) -> None:
+    """Refuse a tied parameter whose names fall into two groups."""
+    graph = applied.run.graph
+    for node in graph.parameters():
+        if not node.more:
+            continue
+        homes = {
+            max((g for g in groups if _inside(name, g)), key=len, default="")
+            for name in (
+                graph.registered_path(node.parent),
+                *(graph.registered_path(parent) for parent, _ in node.more),
+            )
+        }
+        if len(homes) > 1:
+            raise HpxError(
+                f"its names {', '.join(graph.paths(node.id))} fall into different groups",
+                where=graph.path(node.id),
+                why="torch would make two independent parameters of it",
+                fix="give modules= so that all owners of a tied parameter are in one group",
+            )
+
+
+def _inside(name: str, group: str) -> bool:
+    return name == group or name.startswith(f"{group}.")
