@@ -156,28 +156,53 @@ def _unprovided(listed: Sequence[Listed]) -> list[str]:
 def _refuse_missing(
     listed: Sequence[Listed], at_entry: frozenset[str], providers_of: Callable[[str], list[str]]
 ) -> None:
-    findings: list[HpxError] = [
-        _missing(one, fact, providers_of(fact.name))
-        for one in listed
-        for fact in sorted_facts(one.info.requires)
-        if fact.name not in at_entry and not providers(listed, one, fact)
-    ]
+    breakers = _breakers(listed)
+    findings: list[HpxError] = []
+    for one in listed:
+        for fact in sorted_facts(one.info.requires):
+            if providers(listed, one, fact):
+                continue
+            if fact.name not in at_entry:
+                why = "it does not hold at entry and no listed pass provides it"
+            elif breaker := breakers(one, fact):
+                why = f"{breaker.name} runs before it and invalidates it, and no listed pass"
+                why += " provides it again"
+            else:
+                continue
+            findings.append(_missing(one, fact, why, providers_of(fact.name)))
     if len(findings) > 1:
         raise ManyErrors(f"the pipeline lacks {len(findings)} required facts", findings)
     if findings:
         raise findings[0]
 
 
-def _missing(one: Listed, fact: Fact, able: list[str]) -> PipelineError:
+def _breakers(listed: Sequence[Listed]) -> Callable[[Listed, Fact], Listed | None]:
+    """Who invalidates a fact and has to run before the one that requires it, if anybody."""
+    found = [one for one in listed if one.info.invalidates]
+    if not found:
+        return lambda requirer, fact: None
+    import networkx as nx
+
+    graph = edges_graph(listed, declared_edges(listed))
+    if not nx.is_directed_acyclic_graph(graph):
+        return lambda requirer, fact: None  # the cycle is told instead
+
+    def breaker(requirer: Listed, fact: Fact) -> Listed | None:
+        for one in found:
+            before = one is not requirer and nx.has_path(graph, one.index, requirer.index)
+            if before and fact in one.info.invalidates:
+                return one
+        return None
+
+    return breaker
+
+
+def _missing(one: Listed, fact: Fact, why: str, able: list[str]) -> PipelineError:
     if able:
         fix = f"add {' or '.join(able)}, which provides it"
     else:
         fix = "no registered pass provides it: register one, or start from a model where it holds"
-    return PipelineError(
-        f"{one.name} requires {fact}",
-        why="it does not hold at entry and no listed pass provides it",
-        fix=fix,
-    )
+    return PipelineError(f"{one.name} requires {fact}", why=why, fix=fix)
 
 
 def _given(listed: list[Listed]) -> tuple[list[Listed], list[Edge]]:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpx.errors import HpxError, ManyErrors, PipelineError
-from hpx.pipeline import Fact, Pass, PassInfo, Schedule, schedule
+from hpx.pipeline import Fact, Pass, PassInfo, Schedule, as_passes, schedule
 
 
 def fact(name: str) -> Fact:
@@ -194,6 +194,30 @@ def test_several_missing_facts_are_told_together() -> None:
     assert [finding.what for finding in error.value.findings] == [
         "sort requires words",
         "count requires numbers",
+    ]
+
+
+@pytest.mark.parametrize("order", ["auto", "given"])
+@pytest.mark.parametrize("entry", [None, ["sorted"]])
+def test_a_fact_that_a_listed_pass_takes_away_for_good_is_missing(
+    entry: list[str] | None, order: Literal["auto", "given"]
+) -> None:
+    early = toy("reverse", invalidates=["sorted"], before=["unique"])
+    with pytest.raises(PipelineError) as error:
+        schedule([early, UNIQUE], entry, order, providers_of=lambda name: ["sort"])
+    assert str(error.value) == (
+        "unique requires sorted: reverse runs before it and invalidates it, and no listed pass "
+        "provides it again. Fix: add sort, which provides it"
+    )
+
+
+def test_facts_that_shard_params_takes_away_name_the_passes_that_provide_them_again() -> None:
+    with pytest.raises(ManyErrors) as error:
+        schedule(as_passes("shard-params, localize"), None)
+    assert str(error.value).startswith("the pipeline lacks 2 required facts")
+    assert [finding.fix for finding in error.value.findings] == [
+        "add update-heads, which provides it",
+        "add build-source-info, which provides it",
     ]
 
 
