@@ -59,7 +59,8 @@ class ViewsByN(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         batch, length, _ = hidden.shape
-        return self.q(hidden).view(batch, length, self.n, 2)
+        query: torch.Tensor = self.q(hidden)
+        return query.view(batch, length, self.n, 2)
 
 
 def test_h2_a_declared_count_is_divided_and_logged() -> None:

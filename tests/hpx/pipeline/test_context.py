@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from hpx.errors import ContractError, PlacementMismatchError
@@ -100,13 +102,14 @@ def test_a_key_that_the_pass_does_not_declare_is_refused_and_nothing_changes(key
 def test_structure_that_the_pass_does_not_declare_is_refused() -> None:
     case = Case(Nothing())
     a, b = case.id("a.weight"), case.id("b.weight")
-    for edit in (
+    edits: list[Callable[[], object]] = [
         lambda: case.ctx.derive(0, "w", Stack((Source(a), Source(b))), why="x"),
         lambda: case.ctx.remove(a, why="x"),
         lambda: case.ctx.alias(a, b, why="x"),
         lambda: case.ctx.rename(a, 0, "w", why="x"),
         lambda: case.ctx.attach(a, "pkg:fn", {}, why="x"),
-    ):
+    ]
+    for edit in edits:
         with pytest.raises(ContractError, match="which it does not declare"):
             edit()
     assert len(case.log) == 0
