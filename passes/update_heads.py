@@ -177,7 +177,11 @@ def _report_uncounted(
             hint="declare the attributes that count heads under heads: in the plan",
         )
     elif unknown:
-        ctx.skip(unknown, why="read from names alone: the integers of modules are not known")
+        ctx.problem(
+            "q is sharded on heads, and from names alone it is not known how many there are",
+            unknown,
+            hint="run on the model itself, or keep its config.json beside the file",
+        )
     if one_kv_head:
         ctx.problem(
             "q is cut on heads while the one kv head stays whole: query heads per kv head change",

@@ -228,16 +228,29 @@ def test_a_module_with_neither_count_nor_head_dim_is_a_warning() -> None:
     ]
 
 
-def test_a_tree_of_names_alone_is_no_warning() -> None:
+def names_alone(config: dict[str, object] | None = None) -> ModuleGraph:
     from hpx.graph.edit import set_key
     from hpx.graph.from_names import NamedTensor, graph_from_names
     from hpx.layout import Layout
 
-    before = graph_from_names([NamedTensor("attn.q_proj.weight", (32, 32), "float32")], source="x")
+    hints = {"config": config} if config else None
+    tensors = [NamedTensor("attn.q_proj.weight", (32, 32), "float32")]
+    before = graph_from_names(tensors, source="x", hints=hints)
     set_key(before, [before.find("attn.q_proj.weight") or -1], "layout", Layout.parse("tp:S(0)"))
-    outcome = update(before)
+    return before
+
+
+def test_a_tree_of_names_alone_says_that_heads_are_not_known() -> None:
+    assert [problem.text for problem in update(names_alone()).problems] == [
+        "q is sharded on heads, and from names alone it is not known how many there are"
+    ]
+
+
+def test_a_config_beside_names_tells_how_many_heads_there_are() -> None:
+    outcome = update(names_alone({"num_attention_heads": 8}))
     assert outcome.problems == ()
-    assert skipped(outcome) == ["read from names alone: the integers of modules are not known"]
+    assert "derived from shape: 8 query heads" in skipped(outcome)[0]
+    assert "6 % 4 = 2" in refused(attention(6, 6, config={"num_attention_heads": 6}))
 
 
 # -- what is refused ---------------------------------------------------------------------------
