@@ -8,9 +8,9 @@ it stands a router, a matrix with one row for each child that reads what the exp
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import ModuleNode, TensorNode
@@ -107,15 +107,12 @@ def _inside(graph: ModuleGraph, module_id: int, prefix: str) -> Iterator[tuple[s
 
 def stacks_of(graph: ModuleGraph, experts: list[int]) -> Iterator[tuple[str, list[int]]]:
     """For every parameter path inside equal experts: the ids of that parameter in all of them."""
+    modules = cast(Mapping[int, ModuleNode], graph.nodes)  # a path leads through modules only
     for inner in expert_parameters(graph, experts[0]):
-        steps = inner.split(".")
-        yield inner, [_below(graph, expert, steps) for expert in experts]
-
-
-def _below(graph: ModuleGraph, node_id: int, steps: list[str]) -> int:
-    for step in steps:
-        node_id = graph.module(node_id).children[step]
-    return node_id
+        column = experts
+        for step in inner.split("."):
+            column = [modules[node_id].children[step] for node_id in column]
+        yield inner, column
 
 
 def all_below(graph: ModuleGraph, modules: list[int]) -> list[int]:
