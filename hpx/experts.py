@@ -14,8 +14,8 @@ from typing import Final, cast
 
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import ModuleNode, TensorNode
-from hpx.heads import is_projection_name
 from hpx.plan import Pattern, ShardingPlan
+from hpx.projections import is_projection_name
 
 __all__ = [
     "ExpertContainer",
@@ -69,7 +69,7 @@ def unmatched_expert_patterns(graph: ModuleGraph, plan: ShardingPlan) -> list[st
     """Patterns under ``experts:`` that name no module with experts in it."""
     if not plan.experts:
         return []
-    paths = [graph.path(found.id) for found in _by_plan(graph, plan.experts)]
+    paths = [name for found in _by_plan(graph, plan.experts) for name in graph.names(found.id)]
     return [
         pattern
         for pattern in plan.experts
@@ -153,8 +153,8 @@ def _by_plan(graph: ModuleGraph, patterns: tuple[str, ...]) -> Iterator[ExpertCo
         numbered = _numbered(graph, node)
         if not numbered and _leading_size(graph, node) is None:
             continue
-        path = graph.path(node.id)
-        if any(pattern.matches(path) for pattern in parsed):
+        names = graph.names(node.id)
+        if any(pattern.matches(name) for pattern in parsed for name in names):
             yield ExpertContainer(node.id, numbered, not numbered, "plan")
 
 

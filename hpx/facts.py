@@ -75,7 +75,7 @@ def _heads_local(graph: ModuleGraph, request: Request) -> Iterator[str]:
                 if (
                     name in dict(module.spec.attributes)
                     and f"attributes.{name}" not in module.props
-                    and any(pattern.matches(path) for path in graph.paths(module.id))
+                    and any(pattern.matches(path) for path in graph.names(module.id))
                 ):
                     yield f"{graph.path(module.id)}.{name} is declared under heads:, and undivided"
 

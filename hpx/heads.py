@@ -11,11 +11,12 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, Literal, NamedTuple, TypeAlias, cast
+from typing import Final, Literal, NamedTuple, cast
 
 from hpx.graph.graph import ModuleGraph
-from hpx.graph.nodes import ModuleNode, Node, TensorNode
+from hpx.graph.nodes import ModuleNode, TensorNode
 from hpx.mesh import MeshSpec
+from hpx.projections import Role, is_projection, layer_weight, output_dim, role_of
 
 __all__ = [
     "KV_COUNTS",
@@ -28,11 +29,8 @@ __all__ = [
     "attentions",
     "heads_of",
     "is_projection",
-    "is_projection_name",
     "output_dim",
 ]
-
-Role: TypeAlias = Literal["q", "k", "v", "qkv", "kv"]
 
 Q_COUNTS: Final = (
     "num_heads",
@@ -55,22 +53,6 @@ HEAD_DIMS: Final = ("head_dim", "head_size", "attention_head_size")
 """Attributes that are the size of one head; never divided."""
 PROTECTED: Final = (*HEAD_DIMS, "num_key_value_groups")
 """Attributes that sharding leaves as they are."""
-
-_NAMES: Final[Mapping[Role, str]] = {
-    "q": "q q_proj wq query q_lin to_q q_b_proj query_proj q_linear",
-    "k": "k k_proj wk key k_lin to_k key_proj k_linear",
-    "v": "v v_proj wv value v_lin to_v value_proj v_linear",
-    "kv": "kv kv_b_proj kv_proj to_kv wkv key_value",
-    "qkv": "qkv qkv_proj c_attn query_key_value in_proj Wqkv wqkv to_qkv W_pack att_proj",
-}
-_ROLES: Final[Mapping[str, Role]] = {
-    name: role for role, names in _NAMES.items() for name in names.split()
-}
-
-
-def is_projection_name(name: str) -> bool:
-    """Whether a module or parameter of this name is usually a q, k, v or fused projection."""
-    return name.removesuffix("_weight") in _ROLES
 
 
 class Projection(NamedTuple):
@@ -187,21 +169,6 @@ class Attention:
         return [p for p in self.projections if p.role in roles and p.cut]
 
 
-def output_dim(graph: ModuleGraph, node: TensorNode) -> int:
-    """The dim of a projection's weight (or bias) that indexes its outputs.
-
-    Where only names are known, a bias as long as dim 1 tells a transposed (``Conv1D``) weight.
-    """
-    owner = graph.nodes[node.parent]
-    if len(node.shape) != 2 or not isinstance(owner, ModuleNode):
-        return 0
-    if owner.spec.cls:
-        return 1 if owner.spec.short_cls == "Conv1D" else 0
-    bias = owner.children.get("bias")
-    shape = graph.tensor(bias).shape if bias is not None and node.name == "weight" else ()
-    return 1 if shape == node.shape[1:] and node.shape[0] != node.shape[1] else 0
-
-
 def attentions(graph: ModuleGraph, mesh: MeshSpec) -> list[Attention]:
     """The attention modules with a projection cut on tp, in the order of the tree."""
     if mesh.size("tp", 1) == 1:
@@ -232,7 +199,7 @@ def heads_of(graph: ModuleGraph, node: TensorNode, dim: int) -> Heads | None:
         node: The weight.
         dim: The dim that would be cut.
     """
-    found = _role(graph, node)
+    found = role_of(graph, node)
     if found is None:
         return None
     owner, role = found
@@ -258,7 +225,7 @@ def _above(graph: ModuleGraph, node_id: int) -> Iterator[int]:
 
 def _owner_of_cut(graph: ModuleGraph, node: TensorNode) -> Iterator[tuple[int, bool]]:
     """The attention module of a projection whose outputs are cut, and whether a name tells it."""
-    found = _role(graph, node)
+    found = role_of(graph, node)
     if found is None or node.layout is None:
         return
     owner, role = found
@@ -268,32 +235,6 @@ def _owner_of_cut(graph: ModuleGraph, node: TensorNode) -> Iterator[tuple[int, b
     # inside a decoder layer whose fc1 is cut) says nothing of this projection.
     if role is not None or any(name in Q_COUNTS for name, _ in graph.module(owner).spec.attributes):
         yield owner, role is not None
-
-
-def _role(graph: ModuleGraph, node: TensorNode) -> tuple[int, Role | None] | None:
-    """(attention module, role) of a projection's weight; the role is None where no name tells."""
-    if len(node.shape) != 2:
-        return None
-    plain = node.name.removesuffix("_weight")
-    if plain in _ROLES:
-        return node.parent, _ROLES[plain]
-    owner = graph.module(node.parent)
-    while owner.parent >= 0 and _only_wraps(graph.module(owner.parent), owner.name):
-        owner = graph.module(owner.parent)
-    if node.name != "weight" or owner.parent < 0 or "Embedding" in owner.spec.cls:
-        return None
-    return owner.parent, _ROLES.get(owner.name)
-
-
-def is_projection(graph: ModuleGraph, node: TensorNode) -> bool:
-    """Whether a weight is a q, k, v or fused projection, by its name."""
-    found = _role(graph, node)
-    return found is not None and found[1] is not None
-
-
-def _only_wraps(module: ModuleNode, child: str) -> bool:
-    """Whether a module stands for its child: wrappers do, and LoRA's layers."""
-    return child in (module.spec.wrapper, "base_layer")
 
 
 def _attention(graph: ModuleGraph, owner: int) -> Attention:
@@ -347,27 +288,16 @@ def _counts(graph: ModuleGraph, owner: int) -> list[Count]:
 
 def _projections(graph: ModuleGraph, owner: int) -> Iterator[Projection]:
     for child in graph.children(owner):
-        weight = _weight_of(graph, child) if isinstance(child, ModuleNode) else child
+        weight = layer_weight(graph, child) if isinstance(child, ModuleNode) else child
         if not isinstance(weight, TensorNode) or weight.kind != "parameter":
             continue
-        found = _role(graph, weight)
+        found = role_of(graph, weight)
         if found is None or found[0] != owner or found[1] is None:
             continue
         dim = output_dim(graph, weight)
         layout = weight.layout
         cut = layout is not None and layout.dim("tp") == dim
         yield Projection(found[1], weight.id, child.name, weight.shape[dim], cut)
-
-
-def _weight_of(graph: ModuleGraph, module: ModuleNode) -> Node | None:
-    """The weight of a layer, through what only wraps it."""
-    while "weight" not in module.children:
-        inner = [c for name, c in module.children.items() if _only_wraps(module, name)]
-        node = graph.nodes[inner[0]] if inner else None
-        if not isinstance(node, ModuleNode):
-            return None
-        module = node
-    return graph.nodes[module.children["weight"]]
 
 
 def _head_dim(

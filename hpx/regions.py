@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import ModuleNode, TensorNode
-from hpx.heads import is_projection, output_dim
+from hpx.projections import is_projection, output_dim
 
 __all__ = ["partial_gradients", "regions"]
 

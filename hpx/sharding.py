@@ -15,7 +15,6 @@ from hpx.errors import HpxError, LayoutError, PlanError
 from hpx.experts import is_expert_name
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import TensorNode
-from hpx.heads import output_dim
 from hpx.layout import REPLICATED, Layout
 from hpx.lineage import sources
 from hpx.plan import (
@@ -29,6 +28,7 @@ from hpx.plan import (
     uncovered,
     unmatched,
 )
+from hpx.projections import output_dim
 
 if TYPE_CHECKING:
     from hpx.pipeline.context import PassContext
@@ -177,15 +177,18 @@ def _has_transposed(graph: ModuleGraph) -> bool:
 
 def weight_of(graph: ModuleGraph, bias: TensorNode) -> TensorNode | None:
     """The weight beside a bias: ``weight`` of ``bias``, of stacked ``w1_bias`` it is ``w1``."""
-    if bias.lineage is not None and bias.name.endswith("_bias"):
-        name = bias.name.removesuffix("_bias")
-    elif bias.name == "bias":
-        name = "weight"
-    else:
-        return None
-    found = graph.module(bias.parent).children.get(name)
-    node = graph.nodes[found] if found is not None else None
-    return node if isinstance(node, TensorNode) and node.kind == "parameter" else None
+    for parent, name in ((bias.parent, bias.name), *bias.more):
+        if name == "bias":
+            name = "weight"
+        elif bias.lineage is not None and name.endswith("_bias"):
+            name = name.removesuffix("_bias")
+        else:
+            continue
+        found = graph.module(parent).children.get(name)
+        node = graph.nodes[found] if found is not None else None
+        if isinstance(node, TensorNode) and node.kind == "parameter":
+            return node
+    return None
 
 
 def _follow_weight(

@@ -48,7 +48,7 @@ class Localize(Pass):
         excluded: list[int] = []
         local: list[int] = []
         for node in graph.parameters():
-            names = graph.paths(node.id) if patterns else []
+            names = graph.names(node.id) if patterns else []
             hits = {str(p) for p in patterns for name in names if _covers(p, name)}
             used |= hits
             if node.layout is not None:

@@ -153,7 +153,7 @@ def unmatched_packed(graph: ModuleGraph, ctx: PassContext) -> Iterator[HpxError]
     """Entries under ``packed:`` that match no parameter."""
     if not ctx.plan.packed:
         return
-    names = [name for node in graph.parameters() for name in graph.paths(node.id)]
+    names = [name for node in graph.parameters() for name in graph.names(node.id)]
     for entry in ctx.plan.packed:
         pattern = Pattern.parse(entry.pattern)
         if not any(pattern.matches(name) for name in names):

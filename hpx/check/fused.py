@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Final
 from hpx.check.findings import Finding
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import ModuleNode, TensorNode
-from hpx.heads import HEAD_DIMS, KV_COUNTS, Q_COUNTS, is_projection_name, output_dim
+from hpx.heads import HEAD_DIMS, KV_COUNTS, Q_COUNTS
 from hpx.mesh import divisors
 from hpx.plan import Packed, Pattern
+from hpx.projections import is_projection_name, output_dim, role_of_name
 
 if TYPE_CHECKING:
     from hpx.sharding import Decision
@@ -23,9 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["fused_problem", "packed_dims", "packed_problem"]
 
 _NAMES: Final = re.compile(
-    r"""\w*qkv\w* | query_key_value | key_value | c_attn | att_proj | w_pack | in_proj\w*
-    | to_kv | wkv | kv | kv_proj | kv_a_proj\w* | \w*gate_up\w* | \w*up_gate\w* | gate_and_up\w*
-    | w_?13 | w1_?w3 | w_?12 | w1_?w2 | fused_\w+ | \w+_fused | xproj | x_proj""",
+    r"""\w*qkv\w* | in_proj\w* | kv_a_proj\w* | \w*gate_up\w* | \w*up_gate\w* | gate_and_up\w*
+    | w_?13 | w1_?w3 | w_?12 | w1_?w2 | fused_\w+ | \w+_fused | x_proj""",
     re.IGNORECASE | re.VERBOSE,
 )
 _SUFFIXES: Final = re.compile(r"_(weight|bias|blocks|scales?|scale_inv)$")
@@ -75,7 +75,7 @@ def _declared(
     graph: ModuleGraph, node: TensorNode, packed: Sequence[tuple[Pattern, Packed]]
 ) -> Packed | None:
     """The declaration of a parameter; a bias without its own has that of its weight."""
-    names = graph.paths(node.id) if packed else []
+    names = graph.names(node.id) if packed else []
     found = next((e for pattern, e in packed for name in names if pattern.matches(name)), None)
     if found is not None or node.name != "bias" or len(node.shape) != 1:
         return found
@@ -95,14 +95,20 @@ def packed_dims(graph: ModuleGraph, node: TensorNode) -> tuple[int, ...]:
     owner = graph.module(node.parent)
     own = _SUFFIXES.sub("", node.name)
     leaf = own in ("weight", "bias")
-    named = _NAMES.fullmatch(owner.name if leaf else own) is not None
-    if not named and not _is_triple(graph, node, owner):
+    if not _is_fused_name(owner.name if leaf else own) and not _is_triple(graph, node, owner):
         return ()
     if len(node.shape) >= 3:  # [E, 2F, H] or [E, H, 2F]: the expert dim is not packed
         return tuple(range(1, len(node.shape)))
     if len(node.shape) == 2 and not leaf and _stands_by_experts(graph, node):
         return (1,)  # a bias [E, 2F]
     return (output_dim(graph, node),) if node.shape else ()
+
+
+def _is_fused_name(name: str) -> bool:
+    """Whether parts stand one after the other; ``kv_b_proj`` goes head by head."""
+    if _NAMES.fullmatch(name) or role_of_name(name) == "qkv":
+        return True
+    return role_of_name(name) == "kv" and not name.endswith("b_proj")
 
 
 def _stands_by_experts(graph: ModuleGraph, node: TensorNode) -> bool:

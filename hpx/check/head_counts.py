@@ -109,7 +109,7 @@ def declared_counts(
             node
             for node in graph.modules()
             if node.spec.wrapper is None
-            and any(pattern.matches(name) for name in graph.paths(node.id))
+            and any(pattern.matches(name) for name in graph.names(node.id))
         ]
         if not modules:
             near = graph.names_near(entry.pattern.replace("*", "0"))

@@ -125,6 +125,10 @@ class ModuleGraph:
             found.extend([".".join(filter(None, (prefix, below))) for prefix in prefixes])
         return list(dict.fromkeys(found))
 
+    def names(self, node_id: int) -> list[str]:
+        """Every name that a rule may use: `paths`, and the registered one with wrapper parts."""
+        return list(dict.fromkeys([*self.paths(node_id), self.registered_path(node_id)]))
+
     def _climb(self, parent: int, name: str) -> tuple[int | None, str]:
         """The nearest module above a place that has several names, and the canonical way down."""
         parts: list[str] = []
