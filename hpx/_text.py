@@ -16,6 +16,7 @@ __all__ = [
     "bytes_text",
     "counted",
     "event_text",
+    "reasons_text",
     "rule_place",
     "shape_text",
     "value_text",
@@ -49,6 +50,11 @@ def counted(number: int, word: str, many: str | None = None) -> str:
     ('1 event', '2,000 events')
     """
     return f"{number:,} {word if number == 1 else many or word + 's'}"
+
+
+def reasons_text(reasons: Sequence[str]) -> str:
+    """Why a step of a schedule stands where it does."""
+    return "; ".join(reasons) or "nothing has to run before it"
 
 
 def rule_place(rule: Rule) -> str:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from collections.abc import Iterable
 
-from hpx.pipeline import PRESETS, Schedule, registry
+from hpx._text import reasons_text
+from hpx.errors import PipelineError
+from hpx.pipeline import PRESETS, Origin, Schedule, registry
 from hpx.pipeline.info import Pass, option_types
 from hpx.pipeline.options import expected, written
 from hpx.tools._tables import Block, Table
 
 __all__ = [
     "describe_pass",
+    "known_passes",
     "list_passes",
     "pass_to_json",
     "passes_to_json",
@@ -20,22 +24,33 @@ __all__ = [
 ]
 
 
-def passes_to_json() -> list[dict[str, object]]:
-    """Every pass with where it comes from; imports none of them."""
+def known_passes() -> tuple[list[Origin], list[PipelineError]]:
+    """Every pass with where it comes from, and the names that cannot be used; imports none."""
+    found: list[Origin] = []
+    clashes: list[PipelineError] = []
+    for name in registry.names():
+        try:
+            found.append(registry.describe(name))
+        except PipelineError as error:
+            clashes.append(error)
+    return found, clashes
+
+
+def passes_to_json(passes: Iterable[Origin]) -> list[dict[str, object]]:
+    """``[{name, presets, value, distribution, version}]``."""
     return [
         {
-            "name": name,
-            "presets": [f"@{preset}" for preset, names in PRESETS.items() if name in names],
+            "name": origin.name,
+            "presets": [f"@{preset}" for preset, names in PRESETS.items() if origin.name in names],
             "value": origin.value,
             "distribution": origin.distribution,
             "version": origin.version,
         }
-        for name in registry.names()
-        for origin in [registry.describe(name)]
+        for origin in passes
     ]
 
 
-def list_passes() -> list[Block]:
+def list_passes(passes: Iterable[Origin]) -> list[Block]:
     """The passes there are, and the presets."""
     rows = tuple(
         (
@@ -43,7 +58,7 @@ def list_passes() -> list[Block]:
             str(found["value"]),
             f"{found['distribution'] or 'this process'} {found['version'] or ''}".strip(),
         )
-        for found in passes_to_json()
+        for found in passes_to_json(passes)
     )
     presets = [f"@{preset} = {', '.join(names)}" for preset, names in PRESETS.items()]
     more = "hpx passes NAME tells about one of them, hpx passes -p PIPELINE the order they run in"
@@ -109,10 +124,7 @@ def schedule_to_json(plan: Schedule, text: str) -> dict[str, object]:
 
 def schedule_report(plan: Schedule, text: str) -> list[Block]:
     """The order of a pipeline for people."""
-    rows = tuple(
-        (str(step.index), step.name, "; ".join(step.because) or "nothing has to run before it")
-        for step in plan.steps
-    )
+    rows = tuple((str(step.index), step.name, reasons_text(step.because)) for step in plan.steps)
     blocks: list[Block] = [f"pipeline: {text or '(empty)'}"]
     if rows:
         blocks.append(Table(("step", "pass", "because"), rows, frozenset(["step"])))

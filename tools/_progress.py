@@ -7,6 +7,8 @@ import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
+from hpx.tools._streams import tell
+
 if TYPE_CHECKING:
     from rich.status import Status
 
@@ -23,10 +25,12 @@ class Progress:
 
     Args:
         what: What is done first.
+        program: Who says it.
     """
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, program: str = "hpx") -> None:
         self._what = what
+        self._program = program
         self._lock = threading.Lock()
         self._shown = False
         self._closed = False
@@ -69,7 +73,7 @@ class Progress:
 
     def _print(self) -> None:
         if not sys.stderr.isatty():
-            print(f"hpx: {self._what}", file=sys.stderr, flush=True)
+            tell(f"{self._program}: {self._what}")
             return
         if self._status is None:
             from rich.console import Console

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from hpx._text import bytes_text, counted, shape_text
+from hpx._text import bytes_text, counted, reasons_text, shape_text
 from hpx.explain_text import event_line
 from hpx.holding import uneven
 from hpx.lookup import Names
 from hpx.params import Param
 from hpx.pipeline.context import Problem
+from hpx.provenance import Event
 from hpx.ranges import fold_names
 from hpx.run import Run
 from hpx.tools._folding import Folded, fold_params
@@ -36,7 +37,7 @@ def run_report(run: Run, *, verbose: bool) -> list[Block]:
         Table(
             ("step", "pass", "because"),
             tuple(
-                (str(step["step"]), str(step["pass"]), "; ".join(step["because"]))
+                (str(step["step"]), str(step["pass"]), reasons_text(step["because"]))
                 for step in run.schedule
             ),
             frozenset(["step"]),
@@ -51,8 +52,18 @@ def run_report(run: Run, *, verbose: bool) -> list[Block]:
     blocks += ["", *_log_summary(run)]
     if verbose:
         names = Names(run)
-        blocks += (f"  {event.seq} {event_line(event, names)}" for event in run.events)
+        for event in run.events:
+            blocks.append(f"  {event.seq} {event_line(event, names)}")
+            blocks += (f"      {line}" for line in _nodes_lines(event, names))
     return blocks
+
+
+def _nodes_lines(event: Event, names: Names) -> Iterator[str]:
+    """The nodes of an event by their names, as many lines as their folded names need."""
+    folded = fold_names(names.path(node) or "the model" for node in event.nodes)
+    yield from folded[:_MAX_NAMES]
+    if len(folded) > _MAX_NAMES:
+        yield f"and {counted(len(folded) - _MAX_NAMES, 'more line')}; --json has them all"
 
 
 def problem_lines(run: Run) -> Iterator[str]:

@@ -9,10 +9,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from hpx.tools._streams import answering
+
 __all__ = ["Block", "Table", "emit", "emit_json", "emit_report", "json_text", "plain_report"]
 
 _NAME_WIDTH: Final = 36
-_BROKEN_PIPE: Final = 141  # what a shell reports of a program that SIGPIPE ended
 
 
 @dataclass(frozen=True)
@@ -105,20 +106,20 @@ def _rich(table: Table) -> object:
 
 def emit(text: str) -> None:
     """Write a line or more to stdout, now; end quietly if nobody reads any more."""
+    with answering() as stdout:
+        stdout.write(text + "\n")
+
+
+def json_text(value: object, encoding: str = "utf-8") -> str:
+    """A value as JSON that people can read too, as far as the encoding has the characters."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
     try:
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # What is still in the buffer must not fail once more when Python ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(_BROKEN_PIPE) from None
-
-
-def json_text(value: object) -> str:
-    """A value as JSON that people can read too."""
-    return json.dumps(value, indent=2, ensure_ascii=False)
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return json.dumps(value, indent=2)
+    return text
 
 
 def emit_json(value: object) -> None:
     """Write a value to stdout as JSON."""
-    emit(json_text(value))
+    emit(json_text(value, sys.stdout.encoding))

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
+from hpx.tools._main import run_app
+from hpx.tools._streams import tell
+
 if TYPE_CHECKING:
-    from hpx.errors import HpxError
     from hpx.mesh import MeshSpec
     from hpx.plan import ShardingPlan
 
 __all__ = ["app", "main"]
 
-_INTERRUPTED: Final = 130
 _FOUND: Final = 1
 
 app = typer.Typer(
@@ -217,10 +218,16 @@ def passes_command(
             emit_json(_passes.pass_to_json(name))
         else:
             emit_report(_passes.describe_pass(name))
-    elif json:
-        emit_json(_passes.passes_to_json())
     else:
-        emit_report(_passes.list_passes())
+        found, clashes = _passes.known_passes()
+        if json:
+            emit_json(_passes.passes_to_json(found))
+        else:
+            emit_report(_passes.list_passes(found))
+        for clash in clashes:
+            tell(f"hpx: error: {clash}")
+        if clashes:
+            raise typer.Exit(clashes[0].exit_code)
 
 
 @app.command("plan", short_help="Check a plan: what each rule decides, and what is wrong.")
@@ -322,29 +329,12 @@ def _check_writable(output: str | None) -> None:
 
 def _wrote(output: str | None) -> None:
     if output is not None:
-        print(f"hpx: wrote {output}", file=sys.stderr)
+        tell(f"hpx: wrote {output}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; bad input is one line on stderr."""
-    try:
-        app(args=None if arguments is None else list(arguments), prog_name="hpx")
-    except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else int(bool(stop.code))
-    except KeyboardInterrupt:
-        return _INTERRUPTED
-    except Exception as error:
-        from hpx.errors import HpxError
-
-        if not isinstance(error, HpxError):
-            raise
-        return _told(error)
-    return 0
-
-
-def _told(error: HpxError) -> int:
-    print(f"hpx: error: {error}", file=sys.stderr)
-    return error.exit_code
+    return run_app(app, "hpx", arguments)
 
 
 if __name__ == "__main__":

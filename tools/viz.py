@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
+from hpx.tools._main import run_app
+from hpx.tools._streams import answering, tell
+
 if TYPE_CHECKING:
     from hpx.graph.graph import ModuleGraph
     from hpx.render import Format, Options
@@ -22,8 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["app", "main"]
 
-_INTERRUPTED: Final = 130
-_BROKEN_PIPE: Final = 141  # what a shell reports of a program that SIGPIPE ended
 _LONGEST_HEAD: Final = 4096
 
 app = typer.Typer(
@@ -122,20 +123,17 @@ def viz(
     import time
 
     started = time.perf_counter()
-    progress = Progress(f"reading {target}")
+    progress = Progress(f"reading {target}", "hpx-viz")
     with nullcontext() if quiet else progress:  # one that is not entered says nothing
         subject = _open(target, mesh, plan, progress)
         read = time.perf_counter()
         progress.say(f"drawing {target}")
         _write(subject, output, chosen, options)
     if output not in (None, "-") and not quiet:
-        print(f"hpx-viz: wrote {output}", file=sys.stderr)
+        tell(f"hpx-viz: wrote {output}")
     if verbose:
         drawn = time.perf_counter()
-        print(
-            f"hpx-viz: read in {read - started:.2f} s, drawn in {drawn - read:.2f} s",
-            file=sys.stderr,
-        )
+        tell(f"hpx-viz: read in {read - started:.2f} s, drawn in {drawn - read:.2f} s")
 
 
 def _format(output: str | None, given: Format | None) -> Format:
@@ -229,40 +227,18 @@ def _write(
     from hpx.render import draw, render
 
     if output is None or output == "-":
-        _emit(draw(subject, chosen, options))
+        data = draw(subject, chosen, options)
+        with answering() as stdout:
+            stdout.buffer.write(data)
         return
     from dataclasses import asdict
 
     render(subject, output, format=chosen, **asdict(options))
 
 
-def _emit(data: bytes) -> None:
-    """Write to stdout, now; end quietly if nobody reads any more."""
-    try:
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
-    except BrokenPipeError:
-        # What is still in the buffer must not fail once more when Python ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(_BROKEN_PIPE) from None
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; bad input is one line on stderr."""
-    try:
-        app(args=None if arguments is None else list(arguments), prog_name="hpx-viz")
-    except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else int(bool(stop.code))
-    except KeyboardInterrupt:
-        return _INTERRUPTED
-    except Exception as error:
-        from hpx.errors import HpxError
-
-        if not isinstance(error, HpxError):
-            raise
-        print(f"hpx-viz: error: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+    return run_app(app, "hpx-viz", arguments)
 
 
 if __name__ == "__main__":

@@ -5,13 +5,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import Distribution, EntryPoint
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 
 import hpx
-from hpx.pipeline import PRESETS
+from hpx.pipeline import PRESETS, PassRegistry, registry
+from hpx.pipeline.registry import installed_entry_points
 from hpx.run import Run
 from hpx.tools.cli import main
 
@@ -144,6 +146,18 @@ def test_verbose_prints_every_event(run_hpx: Hpx, plan: Path) -> None:
     assert any("update-heads: num_heads: 8 -> 4: " in line for line in events)
 
 
+def test_verbose_names_the_nodes_of_every_event(run_hpx: Hpx, plan: Path) -> None:
+    answer = run_hpx("run", MODEL, "--mesh", MESH, "--plan", plan, "-v")
+    lines = answer.out.splitlines()
+    (at,) = [i for i, line in enumerate(lines) if "update-heads: num_heads: 8 -> 4: " in line]
+    assert lines[at + 1] == "      model.layers.{0-1}.self_attn"
+
+
+def test_a_step_that_nothing_has_to_precede_says_so(run_hpx: Hpx, plan: Path) -> None:
+    answer = run_hpx("run", MODEL, "--mesh", MESH, "--plan", plan)
+    assert "   1  tie-weights        nothing has to run before it" in answer.out
+
+
 def test_the_given_order_is_only_verified(run_hpx: Hpx, plan: Path) -> None:
     pipeline = "shard-params, stack-experts, tie-weights"
     arguments = ("run", MODEL, "--mesh", MESH, "--plan", plan, "-p", pipeline)
@@ -210,6 +224,38 @@ def test_passes_lists_all_of_the_default_pipeline(run_hpx: Hpx) -> None:
     found = run_hpx("passes", "--json").json
     assert set(PRESETS["default"]) <= {entry["name"] for entry in found}
     assert run_hpx("passes").out.splitlines()[0].split() == ["pass", "defined", "in", "from"]
+
+
+class Claimed(NamedTuple):
+    name: str
+    version: str = "1.0"
+
+
+@pytest.fixture
+def clash(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another distribution claims the name localize as well."""
+
+    class Other(EntryPoint):
+        dist = cast("Distribution", Claimed("other-passes"))
+
+    entries = [*installed_entry_points(), Other("localize", "other:Localize", "hpx.passes")]
+    monkeypatch.setattr(registry, "DEFAULT", PassRegistry(lambda: entries))
+    for name in ("get", "names", "describe"):
+        monkeypatch.setattr(registry, name, getattr(registry.DEFAULT, name))
+
+
+@pytest.mark.usefixtures("clash")
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_a_name_that_is_claimed_twice_does_not_hide_the_others(
+    run_hpx: Hpx, form: list[str]
+) -> None:
+    answer = run_hpx("passes", *form)
+    others = set(PRESETS["default"]) - {"localize"}
+    assert {name for name in others if name in answer.out} == others
+    assert "hpx.passes.localize" not in answer.out
+    assert answer.code == 2
+    assert answer.err.startswith("hpx: error: the pass name 'localize' is claimed 2 times")
+    assert len(answer.err.splitlines()) == 1
 
 
 def test_a_pass_tells_its_docstring_options_facts_and_writes(run_hpx: Hpx) -> None:
@@ -375,12 +421,33 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(
 
 
 @pytest.mark.parametrize(
-    "arguments", [["frob"], ["explain"], ["run", "x"], ["passes", "--nope"], ["explain", "a"]]
+    ("arguments", "said"),
+    [
+        (["frob"], "no such command 'frob' (see hpx --help)"),
+        (["explain"], "missing argument RUN (see hpx explain --help)"),
+        (["explain", "a"], "missing argument NAME (see hpx explain --help)"),
+        (["run", "x"], "missing option --plan (see hpx run --help)"),
+        (
+            ["run", "x", "--plam", "y"],
+            "no such option --plam, did you mean --plan? (see hpx run --help)",
+        ),
+        (["diff", "a", "b", "c"], "got unexpected extra argument c (see hpx diff --help)"),
+        (
+            ["run", "x", "--plan", "y", "--order", "z"],
+            "invalid value for --order: 'z' is not one of 'auto', 'given' (see hpx run --help)",
+        ),
+    ],
 )
-def test_wrong_use_exits_with_2_and_usage_on_stderr(run_hpx: Hpx, arguments: list[str]) -> None:
-    answer = run_hpx(*arguments)
+def test_wrong_use_is_one_line_that_says_where_to_read_more(
+    run_hpx: Hpx, arguments: list[str], said: str
+) -> None:
+    assert run_hpx(*arguments) == Answer(2, "", f"hpx: error: {said}\n")
+
+
+def test_no_command_at_all_shows_the_help(run_hpx: Hpx) -> None:
+    answer = run_hpx()
     assert (answer.code, answer.out) == (2, "")
-    assert answer.err.startswith("Usage: hpx")
+    assert answer.err.startswith("Usage: hpx [OPTIONS] COMMAND")
 
 
 def test_the_version(run_hpx: Hpx) -> None:

@@ -7,7 +7,7 @@
 4. Size of the saved run, stacked and with experts left apart.
 5. ``hpx explain`` on the saved run, and ``hpx --help`` against a bare typer application.
 
-Run: ``python tools/bench/pipeline.py [--repeat N]``. Lower is better; aims stand beside the figures.
+Run: ``python tools/bench/pipeline.py [--repeat N]``. Lower is better; aims stand beside figures.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def straight(model: nn.Module, dense: DeviceMesh, expert: DeviceMesh) -> dict[st
         for name in ("num_heads", "num_key_value_heads"):
             if hasattr(module, name):
                 setattr(module, name, getattr(module, name) // tp)
-    for name, parameter in list(model.named_parameters()):
+    for parameter in list(model.parameters()):
         assert isinstance(parameter, DTensor)
         parameter.to_local()
     return info
@@ -116,9 +116,7 @@ def bench_import(model: nn.Module, repeat: int) -> None:
     """Import against the walks of torch, interleaved."""
     walks, imports = [], []
     for _ in range(repeat):
-        walks.append(
-            measure(lambda: (list(model.named_modules()), list(model.named_parameters())))
-        )
+        walks.append(measure(lambda: (list(model.named_modules()), list(model.named_parameters()))))
         imports.append(measure(lambda: hpx.ModuleGraph.from_module(model)))
     report("import / named_modules + named_parameters", imports, walks, 2.5)
 
@@ -191,7 +189,9 @@ def bench_help(repeat: int) -> None:
     """``hpx --help`` and a bare typer application with six commands, alternately."""
     bare = (
         "import typer\napp = typer.Typer(rich_markup_mode=None, add_completion=False)\n"
-        + "".join(f"@app.command()\ndef c{i}(a: str, b: int = 1) -> None: 'Do.'\n" for i in range(6))
+        + "".join(
+            f"@app.command()\ndef c{i}(a: str, b: int = 1) -> None: 'Do.'\n" for i in range(6)
+        )
         + "app(['--help'])"
     )
     ours, theirs = [], []
@@ -216,7 +216,7 @@ def report(what: str, ours: list[float], theirs: list[float], aim: float) -> Non
 
 def main() -> None:
     """Print every figure."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeat", type=int, default=5)
     repeat: int = parser.parse_args().repeat
     os.environ.setdefault("OMP_NUM_THREADS", "1")
