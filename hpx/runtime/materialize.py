@@ -38,9 +38,9 @@ class Sources:
     """The original tensors of a model, by node id of the entry graph."""
 
     def __init__(self, model: nn.Module, entry: ModuleGraph) -> None:
-        self._model = model
         self._entry = entry
-        self._owners: dict[int, nn.Module] = {}
+        self._owners: dict[int, nn.Module] = {entry.root: model}
+        self._dtypes: dict[torch.dtype, str] = {}
 
     def owner(self, module_id: int) -> nn.Module:
         """The module with this id.
@@ -48,14 +48,17 @@ class Sources:
         Raises:
             PassError: The model has no such module: the run is of another model.
         """
-        found = self._owners.get(module_id)
-        if found is None:
-            path = self._entry.registered_path(module_id)
-            try:
-                found = self._model.get_submodule(path)
-            except AttributeError:
-                raise _foreign(path) from None
-            self._owners[module_id] = found
+        owners = self._owners
+        way: list[int] = []
+        while module_id not in owners:
+            way.append(module_id)
+            module_id = self._entry.nodes[module_id].parent
+        found = owners[module_id]
+        for step in reversed(way):
+            inner = found._modules.get(self._entry.nodes[step].name)
+            if inner is None:
+                raise _foreign(self._entry.registered_path(step))
+            found = owners[step] = inner
         return found
 
     def parameter(self, node_id: int) -> nn.Parameter:
@@ -68,8 +71,10 @@ class Sources:
         found = self.owner(node.parent)._parameters.get(node.name)
         if found is None:
             raise _foreign(self._entry.path(node_id))
-        dtype = str(found.dtype).removeprefix("torch.")
-        if tuple(found.shape) != node.shape or dtype != node.spec.dtype:
+        dtype = self._dtypes.get(found.dtype)
+        if dtype is None:
+            dtype = self._dtypes[found.dtype] = str(found.dtype).removeprefix("torch.")
+        if found.shape != node.spec.shape or dtype != node.spec.dtype:
             raise _foreign(
                 self._entry.path(node_id),
                 f"it is {list(found.shape)} {dtype}, the run says {list(node.shape)}"

@@ -112,7 +112,13 @@ def refuse_wrapped(model: nn.Module) -> None:
     Raises:
         HpxError: It has; says the order to use.
     """
-    for name, module in model.named_modules():
+    todo = [("", model)]
+    seen: set[int] = set()
+    while todo:
+        name, module = todo.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
         if isinstance(module, (FSDPModule, nn.parallel.DistributedDataParallel)):
             kind = "fully_shard" if isinstance(module, FSDPModule) else "DistributedDataParallel"
             raise HpxError(
@@ -120,3 +126,6 @@ def refuse_wrapped(model: nn.Module) -> None:
                 why="its parameters are no longer the whole ones that a plan speaks of",
                 fix="hpx.apply first, then hpx.fully_shard(applied)",
             )
+        if module._modules:
+            prefix = f"{name}." if name else ""
+            todo += [(prefix + n, m) for n, m in module._modules.items() if m is not None]
