@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hpx.pipeline.request import Request
 
 __all__ = [
+    "COLLECTIVES",
     "EXPERTS_STACKED",
     "HEADS_LOCAL",
     "LOCALIZED",
@@ -96,6 +97,17 @@ def _localized(graph: ModuleGraph, _request: Request) -> Iterator[str]:
     )
 
 
+def _collectives(graph: ModuleGraph, request: Request) -> Iterator[str]:
+    from hpx.roles import roles
+
+    found = roles(graph, request.mesh, request.plan)
+    for finding in found.findings:
+        yield f"{graph.path(finding.node)}: {finding.what}"
+    for role in found.boundaries:
+        if "boundary" not in graph.module(role.module).props:
+            yield f"{graph.path(role.module) or 'the model'} ({role.role}) has no collective"
+
+
 TIED: Final = Fact("tied", _tied)
 """No declared pair of names is two parameters."""
 EXPERTS_STACKED: Final = Fact("experts-stacked", _experts_stacked)
@@ -108,3 +120,5 @@ SOURCE_INFO: Final = Fact("source-info", _source_info)
 """Every parameter with a layout has its source-layout record."""
 LOCALIZED: Final = Fact("localized", _localized)
 """For every parameter with a layout it is decided what its region sees."""
+COLLECTIVES: Final = Fact("collectives", _collectives)
+"""Every module that is a boundary because its weights are cut on tp has its collectives."""

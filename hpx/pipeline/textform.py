@@ -3,7 +3,8 @@
 ``parse_pipeline`` reads ``stack-experts, shard-params{uneven=allow}, localize``,
 ``format_pipeline`` writes it, and ``as_passes`` takes any mix of text, pass classes and passes:
 
-- ``@default`` is a preset. It adds its passes that are not listed yet; one named later, with or
+- ``@default`` is a preset, ``@run`` another: it also inserts the collectives that a forward needs.
+  A preset adds its passes that are not listed yet; one named later, with or
   without options, takes the place of the one that the preset brought:
   ``@default, shard-params{uneven=allow}`` has one ``shard-params``.
 - ``!name`` removes the pass from what stands before it, and is an error where it removes nothing.
@@ -36,7 +37,16 @@ PRESETS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
             "update-heads",
             "build-source-info",
             "localize",
-        )
+        ),
+        "run": (
+            "tie-weights",
+            "stack-experts",
+            "shard-params",
+            "update-heads",
+            "build-source-info",
+            "localize",
+            "insert-collectives",
+        ),
     }
 )
 

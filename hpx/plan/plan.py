@@ -16,6 +16,7 @@ from typing import Literal, TypeAlias
 from hpx.errors import PlanError, UsageError, did_you_mean
 from hpx.layout import REPLICATED
 from hpx.mesh import MeshSpec
+from hpx.plan.boundary import Boundary
 from hpx.plan.pattern import Pattern
 from hpx.plan.rules import Heads, Packed, Rule, Tied, rule_value
 from hpx.plan.values import (
@@ -50,6 +51,7 @@ class ShardingPlan:
         heads: Names of attributes that tp divides, by pattern of their modules.
         tied: Pairs of names that hold one parameter.
         default: ``"error"`` or ``"replicate"`` for parameters that no rule matches.
+        boundaries: What enters and leaves modules, by pattern, where hpx cannot tell.
         file: Where it was read from.
         lines: The line of each top-level key there.
 
@@ -66,6 +68,7 @@ class ShardingPlan:
     heads: tuple[Heads, ...]
     tied: tuple[Tied, ...]
     default: Default
+    boundaries: tuple[Boundary, ...]
     file: str | None
     lines: tuple[tuple[str, int], ...]
 
@@ -80,6 +83,7 @@ class ShardingPlan:
         heads: Mapping[str, Sequence[str]] | Sequence[Heads] = (),
         tied: Sequence[Sequence[str] | Tied] = (),
         default: str = "error",
+        boundaries: Mapping[str, object] | Sequence[Boundary] = (),
         file: str | None = None,
         lines: Sequence[tuple[str, int]] = (),
     ) -> None:
@@ -94,6 +98,7 @@ class ShardingPlan:
             "heads": _heads(heads),
             "tied": self._tied(tied),
             "default": self._default(default),
+            "boundaries": _boundaries(boundaries),
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -185,6 +190,7 @@ class ShardingPlan:
             "heads": [[entry.pattern, list(entry.names)] for entry in self.heads],
             "tied": [[pair.a, pair.b] for pair in self.tied],
             "default": self.default,
+            "boundaries": [[entry.pattern, entry.content()] for entry in self.boundaries],
         }
 
     def to_json(self) -> dict[str, object]:
@@ -200,6 +206,7 @@ class ShardingPlan:
             "heads": [entry.to_json() for entry in self.heads],
             "tied": [list(pair) for pair in self.tied],
             "default": self.default,
+            "boundaries": [entry.to_json() for entry in self.boundaries],
         }
 
     @classmethod
@@ -223,6 +230,10 @@ class ShardingPlan:
                 heads=[Heads.from_json(v) for v in as_list(saved.get("heads"), "heads")],
                 tied=[Tied.from_json(pair) for pair in as_list(saved.get("tied"), "tied")],
                 default=as_text(saved.get("default"), "default"),
+                boundaries=[
+                    Boundary.from_json(v)
+                    for v in as_list(saved.get("boundaries", []), "boundaries")
+                ],
                 file=as_optional_text(saved.get("file"), "file"),
                 lines=[(key, as_integer(line, "a line")) for key, line in lines.items()],
             )
@@ -298,3 +309,9 @@ def _heads(heads: Mapping[str, Sequence[str]] | Sequence[Heads]) -> tuple[Heads,
     if not isinstance(heads, Mapping):
         return tuple(heads)
     return tuple(Heads(pattern, as_texts(names, "heads")) for pattern, names in heads.items())
+
+
+def _boundaries(boundaries: Mapping[str, object] | Sequence[Boundary]) -> tuple[Boundary, ...]:
+    if not isinstance(boundaries, Mapping):
+        return tuple(boundaries)
+    return tuple(Boundary.parse(pattern, value) for pattern, value in boundaries.items())

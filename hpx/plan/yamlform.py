@@ -9,6 +9,7 @@ import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from hpx.errors import PlanError, did_you_mean
+from hpx.plan.boundary import Boundary
 from hpx.plan.pattern import Pattern
 from hpx.plan.plan import ShardingPlan
 from hpx.plan.rules import Heads, Packed, Rule, Tied, rule_value
@@ -16,8 +17,18 @@ from hpx.plan.values import at, place
 
 __all__ = ["read_plan"]
 
-_KEYS: Final = ("version", "mesh", "params", "experts", "packed", "heads", "tied", "default")
-_RESERVED: Final = ("boundaries", "pad", "options")
+_KEYS: Final = (
+    "version",
+    "mesh",
+    "params",
+    "experts",
+    "packed",
+    "heads",
+    "tied",
+    "default",
+    "boundaries",
+)
+_RESERVED: Final = ("pad", "options")
 _TAG: Final = "tag:yaml.org,2002:"
 _TAGS: Final = {
     _TAG + kind
@@ -132,6 +143,7 @@ class _Reader:
             heads=self._heads(nodes["heads"]) if "heads" in nodes else (),
             tied=self._tied(nodes["tied"]) if "tied" in nodes else (),
             default=self._text(nodes["default"], "default") if "default" in nodes else "error",
+            boundaries=self._boundaries(nodes["boundaries"]) if "boundaries" in nodes else (),
             file=self.file,
             lines=[(key, _line(node)) for key, (node, _) in entries.items()],
         )
@@ -166,6 +178,12 @@ class _Reader:
         return [
             Packed.parse(pattern, self._plain(value), self.file, _line(key))
             for pattern, (key, value) in self._patterns(node, "packed").items()
+        ]
+
+    def _boundaries(self, node: Node) -> list[Boundary]:
+        return [
+            Boundary.parse(pattern, self._plain(value), self.file, _line(key))
+            for pattern, (key, value) in self._patterns(node, "boundaries").items()
         ]
 
     def _heads(self, node: Node) -> list[Heads]:

@@ -39,6 +39,10 @@ def write_plan(plan: ShardingPlan) -> str:
         lines.append("tied:")
         lines += [f"  - [{_quoted(pair.a)}, {_quoted(pair.b)}]" for pair in plan.tied]
     lines.append(f"default: {plan.default}")
+    if plan.boundaries:
+        lines.append("boundaries:")
+        # JSON is YAML: names are quoted, so that none is taken for a sign.
+        lines += [f"  {_quoted(b.pattern)}: {json.dumps(b.content())}" for b in plan.boundaries]
     return "\n".join(lines) + "\n"
 
 

@@ -61,12 +61,12 @@ def test_an_unknown_key_is_an_error_with_the_nearest_names() -> None:
     assert message.startswith("plan.yaml:2: unknown key 'parms'. Fix: did you mean params")
 
 
-@pytest.mark.parametrize("key", ["boundaries", "pad", "options"])
+@pytest.mark.parametrize("key", ["pad", "options"])
 def test_a_reserved_key_may_be_empty(key: str) -> None:
     assert ShardingPlan.from_text(f"{key}: {{}}\n").params == ()
 
 
-@pytest.mark.parametrize("key", ["boundaries", "pad", "options"])
+@pytest.mark.parametrize("key", ["pad", "options"])
 def test_a_reserved_key_with_content_is_an_error(key: str) -> None:
     assert "reserved, not supported yet" in message_of(f"{key}: {{a: 1}}\n")
 

@@ -1,0 +1,133 @@
+"""What the plan says under ``boundaries:``, laid over the boundaries that were found."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, MutableMapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from hpx.check.findings import Finding
+from hpx.errors import PlanError, did_you_mean
+from hpx.graph.graph import ModuleGraph
+from hpx.plan import Pattern, ShardingPlan
+from hpx.plan.boundary import Boundary
+from hpx.roles.places import Places
+from hpx.roles.types import Cut, Role
+
+__all__ = ["declare", "declared_modules"]
+
+
+def declared_modules(
+    graph: ModuleGraph, plan: ShardingPlan
+) -> tuple[dict[int, Boundary], list[Finding]]:
+    """The entry for each module that has one, the first that matches; and entries without any."""
+    entries = [(entry, Pattern.parse(entry.pattern)) for entry in plan.boundaries]
+    if not entries:
+        return {}, []
+    found: dict[int, Boundary] = {}
+    used: set[int] = set()
+    for module in graph.modules():
+        paths = graph.paths(module.id)
+        for index, (entry, pattern) in enumerate(entries):
+            if any(pattern.matches(path) for path in paths):
+                used.add(index)
+                found.setdefault(module.id, entry)
+    won = {id(entry) for entry in found.values()}
+    return found, [
+        *_unused(graph, [entry for index, (entry, _) in enumerate(entries) if index not in used]),
+        *_beaten(graph, [e for i, (e, _) in enumerate(entries) if i in used and id(e) not in won]),
+    ]
+
+
+def _unused(graph: ModuleGraph, entries: Sequence[Boundary]) -> Iterator[Finding]:
+    names = [graph.path(module.id) for module in graph.modules()] if entries else []
+    for entry in entries:
+        what = f"{entry.where}: boundary '{entry.pattern}' matches no module"
+        fix = did_you_mean(entry.pattern, names) or None
+        yield Finding(graph.root, what, None, fix, kind=PlanError)
+
+
+def _beaten(graph: ModuleGraph, entries: Iterable[Boundary]) -> Iterator[Finding]:
+    for entry in entries:
+        what = f"{entry.where}: boundary '{entry.pattern}' never wins"
+        why = "all modules that it matches are won by entries before it"
+        yield Finding(graph.root, what, why, "move it up, or remove it", kind=PlanError)
+
+
+def declare(
+    found: MutableMapping[int, Role],
+    places: Places,
+    columns: Collection[Cut],
+    rows: Collection[Cut],
+) -> Iterator[Finding]:
+    """Change, add and remove boundaries as the plan says.
+
+    Args:
+        found: The boundaries by module; changed here.
+        places: The graph, and the plan's entries by module.
+        columns: All colwise matrices.
+        rows: All rowwise ones.
+    """
+    for module, entry in places.declared.items():
+        known = found.get(module)
+        if entry.none:
+            found.pop(module, None)
+            continue
+        inputs = None if entry.inputs is None else {name: str(e) for name, e in entry.inputs}
+        if known is not None:
+            found[module] = replace(
+                known,
+                declared=entry,
+                inputs=known.inputs if inputs is None else inputs,
+                output=None if entry.output == "none" else known.output,
+            )
+            continue
+        problem = _nested(module, found, places)
+        output, size, unknown = _output(module, entry, found, places, columns, rows)
+        yield from filter(None, (problem, unknown))
+        found[module] = Role(module, "region", "declared", inputs, output, size, declared=entry)
+
+
+def _nested(module: int, found: MutableMapping[int, Role], places: Places) -> Finding | None:
+    for role in found.values():
+        if role.kind != "rowwise" and role.module != module and module in places.above(role.module):
+            return Finding(
+                module,
+                f"it is declared a boundary, and '{places.graph.path(role.module)}' inside it is"
+                " one",
+                "an input would be copied into a region twice",
+                "declare one of them none",
+            )
+    return None
+
+
+def _output(
+    module: int,
+    entry: Boundary,
+    found: MutableMapping[int, Role],
+    places: Places,
+    columns: Collection[Cut],
+    rows: Collection[Cut],
+) -> tuple[Literal["sum", "gather"] | None, int | None, Finding | None]:
+    """How the output of a declared module becomes whole, and how wide it is then."""
+    summed = any(
+        role.kind == "rowwise" and module in places.above(role.module) for role in found.values()
+    )
+    if entry.output != "R" or summed:  # a rowwise layer inside is summed where it stands
+        return None, None, None
+    inside = [cut for cut in (*columns, *rows) if module in places.above(cut.owner)]
+    if not inside or not all(cut in columns for cut in inside):
+        return "sum", None, None
+    widths = sorted({cut.outputs for cut in inside})
+    if len(widths) == 1:
+        return "gather", widths[0], None
+    return (
+        None,
+        None,
+        Finding(
+            module,
+            "its output is declared whole, and how wide it is, is not known",
+            f"cut matrices inside it give {', '.join(map(str, widths))}",
+            "declare each layer",
+        ),
+    )

@@ -1,0 +1,100 @@
+"""Who stands where: regions, what a layer stands for, and which layers take whose outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from functools import cached_property
+from typing import Final
+
+from hpx.graph.graph import ModuleGraph
+from hpx.graph.nodes import ModuleNode
+from hpx.plan.boundary import Boundary
+from hpx.projections import is_projection
+from hpx.roles.types import Cut
+
+__all__ = ["Places"]
+
+_HEADS: Final = frozenset(["lm_head", "embed_out", "output_projection"])
+
+
+class Places:
+    """Questions about places in one graph.
+
+    Args:
+        graph: The graph.
+        regions: Ids of the regions.
+        declared: The plan's entries by module.
+    """
+
+    def __init__(
+        self, graph: ModuleGraph, regions: Collection[int], declared: Mapping[int, Boundary]
+    ) -> None:
+        self.graph = graph
+        self.regions = frozenset(regions)
+        self.declared = declared
+
+    def above(self, node_id: int) -> Iterator[int]:
+        """A module itself and those around it, innermost first."""
+        if isinstance(self.graph.nodes[node_id], ModuleNode):
+            yield node_id
+        while (node_id := self.graph.nodes[node_id].parent) >= 0:
+            yield node_id
+
+    def region_of(self, module: int) -> int | None:
+        """The region that a module is or stands in."""
+        return next((one for one in self.above(module) if one in self.regions), None)
+
+    def is_declared(self, module: int) -> bool:
+        """Whether the plan takes care of a module, or of one around it."""
+        return any(one in self.declared for one in self.above(module))
+
+    def layer(self, owner: int) -> int:
+        """The LoRA layer around the owner of a matrix, or the owner itself."""
+        above = owner
+        for _ in range(3):
+            above = self.graph.nodes[above].parent
+            if above < 0:
+                break
+            if "base_layer" in self.graph.module(above).children:
+                return above
+        return owner
+
+    def takes(self, row: Cut, column: Cut) -> bool:
+        """Whether a rowwise layer takes the outputs of a colwise layer that is near it."""
+        around = self.graph.nodes[column.layer].parent
+        near = self.beside(row, around) or self.graph.nodes[row.layer].parent == around
+        same = column.outputs == row.inputs
+        return near and (same or is_projection(self.graph, self.graph.tensor(column.weight)))
+
+    def beside(self, row: Cut, module: int) -> bool:
+        """Whether a rowwise layer stands in a module, beside it, or in a module beside it."""
+        place = self.graph.nodes[row.layer].parent
+        if module < 0 or place < 0:
+            return place == module
+        around = self.graph.nodes[module].parent
+        if around < 0:
+            return place == module
+        return place in (module, around) or self.graph.nodes[place].parent == around
+
+    def is_head(self, cut: Cut, embedded: Collection[int]) -> bool:
+        """Whether a colwise layer scores the tokens of a vocabulary.
+
+        Args:
+            cut: The layer.
+            embedded: Ids of weights that are embeddings under another name.
+        """
+        name = self.graph.nodes[cut.layer].name
+        return cut.weight in embedded or name in _HEADS or cut.outputs in self._vocabularies
+
+    @cached_property
+    def _vocabularies(self) -> set[int]:
+        return {
+            node.shape[0]
+            for node in self.graph.parameters()
+            if len(node.shape) == 2 and "Embedding" in self.graph.module(node.parent).spec.cls
+        }
+
+    def relative(self, node_id: int, module: int) -> str:
+        """The name of a node inside a module, as ``get_submodule`` takes it."""
+        inner, outer = self.graph.registered_path(node_id), self.graph.registered_path(module)
+        return inner.removeprefix(outer).lstrip(".")

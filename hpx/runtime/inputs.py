@@ -1,0 +1,148 @@
+"""The inputs of a module's forward, found by name or by position as the caller gives them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from hpx.errors import HpxError, NotRunnableError, did_you_mean
+from hpx.runtime.collectives import copy_to_region
+
+__all__ = ["Inputs"]
+
+_ALSO_READ: Final = ("key_value_states", "encoder_hidden_states")
+"""Inputs of attention, besides the first, that its projections read."""
+_POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+class Inputs:
+    """Which inputs of a module are meant.
+
+    Args:
+        module: The module.
+        name: What messages call it.
+        declared: ``"R"`` for each input that is read inside, ``"none"`` for each to leave alone;
+            None for the first input of the forward.
+
+    Raises:
+        HpxError: The forward has no input of a declared name.
+    """
+
+    def __init__(self, module: nn.Module, name: str, declared: Mapping[str, str] | None) -> None:
+        self.name = name
+        parameters = list(inspect.signature(module.forward).parameters.values())
+        by_position = [p.name for p in parameters if p.kind in _POSITIONAL]
+        takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+        by_position = by_position or ["0"]  # a forward of *args
+        self.position = {key: index for index, key in enumerate(by_position)}
+        for key in declared or ():
+            if key not in self.position and not takes_any:
+                keyword_only = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+                if key not in keyword_only:
+                    raise HpxError(
+                        f"its forward has no input '{key}'",
+                        where=name,
+                        why=f"it takes {', '.join([*by_position, *keyword_only])}",
+                        fix=did_you_mean(key, [*by_position, *keyword_only]) or None,
+                    )
+        self.first = by_position[0]
+        if declared is None:
+            self.wanted: tuple[str, ...] = (self.first,)
+            self.optional: tuple[str, ...] = _ALSO_READ
+            self.left: frozenset[str] = frozenset()
+        else:
+            self.wanted = tuple(key for key, layout in declared.items() if layout != "none")
+            self.optional = ()
+            self.left = frozenset(key for key, layout in declared.items() if layout == "none")
+        self.at = {index: key for key, index in self.position.items()}
+
+    def changed(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], change: Callable[[Tensor], Tensor]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with the wanted inputs changed.
+
+        Raises:
+            NotRunnableError: One of them is not given.
+        """
+        given = list(args)
+        for key in self.wanted:
+            index = self.position.get(key, -1)
+            if 0 <= index < len(given):
+                given[index] = _on_tensors(given[index], change)
+            elif key in kwargs:
+                kwargs = {**kwargs, key: _on_tensors(kwargs[key], change)}
+            else:
+                raise NotRunnableError(
+                    f"{self.name} is called without its input '{key}'",
+                    why="that input is declared to enter the region; it was given "
+                    f"{len(args)} by position and {', '.join(kwargs) or 'none'} by name",
+                    fix="call it with that input, or declare others under boundaries: in the plan",
+                )
+        return tuple(given), kwargs
+
+    def copied(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], group: ProcessGroup
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with the wanted inputs copied into the region.
+
+        Raises:
+            NotRunnableError: One of them is not given; or another one needs a gradient, and nobody
+                has said whether the region reads it.
+        """
+        copies: dict[int, Tensor] = {}
+
+        def copied(x: Tensor) -> Tensor:
+            found = copies.get(id(x))
+            if found is None:  # one tensor given twice is copied, and its gradient summed, once
+                found = copies[id(x)] = copy_to_region(x, group)
+            return found
+
+        new_args, new_kwargs = self.changed(args, kwargs, copied)
+        if torch.is_grad_enabled():
+            for key in self.optional:
+                index = self.position.get(key, -1)
+                if 0 <= index < len(new_args):
+                    changed = _on_tensors(new_args[index], copied)
+                    new_args = (*new_args[:index], changed, *new_args[index + 1 :])
+                elif new_kwargs.get(key) is not None:
+                    new_kwargs = {**new_kwargs, key: _on_tensors(new_kwargs[key], copied)}
+            self._check_others(new_args, new_kwargs)
+        return new_args, new_kwargs
+
+    def _check_others(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        settled = (*self.wanted, *self.optional, *self.left)
+        for index, value in enumerate(args):
+            if not isinstance(value, int | None) and _needs_gradient(value):
+                self._check(self.at.get(index, str(index)), settled)
+        for key, value in kwargs.items():
+            if not isinstance(value, int | None) and _needs_gradient(value):
+                self._check(key, settled)
+
+    def _check(self, key: str, settled: tuple[str, ...]) -> None:
+        if key not in settled:
+            raise NotRunnableError(
+                f"input '{key}' of {self.name} needs a gradient",
+                why="whether it is read before or after the sum over the region is not known, and "
+                "its gradient would be wrong in one of the cases",
+                fix=f"declare it under boundaries: in the plan: input: {{{self.first}: R,"
+                f" {key}: R}} if the cut weights read it, {key}: none if not",
+            )
+
+
+def _on_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        return change(value)
+    if type(value) in (tuple, list):
+        return type(value)(_on_tensors(item, change) for item in value)
+    return value
+
+
+def _needs_gradient(value: object) -> bool:
+    if isinstance(value, Tensor):
+        return value.requires_grad
+    return isinstance(value, tuple | list) and any(_needs_gradient(item) for item in value)

@@ -1,0 +1,129 @@
+"""Pass ``insert-collectives``: what has to happen at the edges of modules whose weights are cut."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpx.check.findings import grouped
+from hpx.errors import ManyErrors
+from hpx.facts import COLLECTIVES, LOCALIZED
+from hpx.graph import ModuleGraph
+from hpx.pipeline import Pass, PassInfo, register
+from hpx.pipeline.context import PassContext
+from hpx.roles import Role, roles
+
+__all__ = ["InsertCollectives"]
+
+_INSTALLER = "hpx.runtime.boundaries:install"
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class InsertCollectives(Pass):
+    """Ask for collectives at the boundaries that tensor parallel layouts make.
+
+    1. Attention and mlp regions, and colwise layers that stand alone: the first input (or those
+       that the plan declares) is copied in; its gradient is summed over tp.
+    2. Rowwise layers: the output is summed over tp; a bias is withheld and added once, after it.
+    3. An embedding cut on its rows: each rank looks up its own ids, and the result is summed.
+    4. A head, cut on the vocabulary: its logits are gathered.
+    5. Integers by which a colwise layer views its outputs (``nf`` of Conv1D) are divided by tp.
+    6. What the plan declares under ``boundaries:`` comes before what is found.
+    7. Refused: a colwise matrix that no rowwise one takes, a rowwise one without a colwise one, an
+       embedding cut on its width, a bias that is not cut as its layer, a whole tensor of which it
+       is not known on which side of a sum it stands.
+    8. Where tp is not active, nothing is attached. What is attached already stays.
+    """
+
+    info = PassInfo(
+        name="insert-collectives",
+        requires={LOCALIZED},
+        provides={COLLECTIVES},
+        writes={"attach", "attributes", "boundary", "reduce"},
+    )
+
+    def run(self, graph: ModuleGraph, ctx: PassContext) -> None:
+        """Find every boundary, then attach."""
+        if ctx.mesh.size("tp", 1) == 1:
+            ctx.note("tp is not active: no boundary needs a collective")
+            return
+        found = roles(graph, ctx.mesh, ctx.plan)
+        findings = grouped(ctx, found.findings)
+        if findings:
+            raise ManyErrors(
+                f"{len(findings)} problem(s) with boundaries; nothing was changed", findings
+            ).located(f"pass {ctx.name}")
+        if found.whole:
+            why = "its module is declared to be no region: each rank has the whole gradient"
+            ctx.set(found.whole, "reduce", (), why=why)
+        if found.partial:
+            why = "beside a cut matrix of its LoRA layer: each rank has a part of the gradient"
+            ctx.set(found.partial, "reduce", ("tp",), why=why)
+        _narrow(graph, ctx, found.widths)
+        todo: dict[str, list[Role]] = {}
+        for role in found.boundaries:
+            here = graph.module(role.module).props.get("boundary")
+            if here is None:
+                todo.setdefault(role.role, []).append(role)
+            else:
+                ctx.skip(role.module, key="boundary", why=f"it is a boundary already: {here}")
+        if not found.boundaries:
+            ctx.note("no parameter is cut on tp in a way that needs a collective")
+        for name, group in todo.items():
+            why = _WHY[name]
+            seq = ctx.set([role.module for role in group], "boundary", name, why=why)
+            for role in group:
+                options = _options(graph, role)
+                ctx.attach(role.module, _INSTALLER, options, why=_reason(role, why), cause=seq)
+
+
+def _narrow(graph: ModuleGraph, ctx: PassContext, widths: list[tuple[int, str, int]]) -> None:
+    """Divide the integers by which colwise layers view their outputs."""
+    size = ctx.mesh.size("tp", 1)
+    groups: dict[tuple[str, int], list[int]] = {}
+    for module, name, value in widths:
+        if f"attributes.{name}" not in graph.module(module).props:
+            groups.setdefault((name, value), []).append(module)
+    for (name, value), modules in groups.items():
+        if value % size:
+            raise ctx.error(
+                f"{name} = {value} cannot be divided by tp",
+                node=modules,
+                why=f"the layer views its outputs by it, and {value} % {size} = {value % size}",
+                fix="replicate the layer, or use a tp that divides it",
+            )
+        why = f"the layer views its outputs by it: {value} -> {value // size}"
+        ctx.set(modules, f"attributes.{name}", value // size, why=why)
+
+
+_WHY = {
+    "attention": "q, k and v are cut on heads: its input is whole, its gradient summed over tp",
+    "mlp": "its matrices are cut on channels: its input is whole, its gradient summed over tp",
+    "colwise": "its outputs are cut: its input is whole, its gradient summed over tp",
+    "rowwise": "its inputs are cut: each rank has a part of the sum, summed over tp",
+    "embedding": "its rows are cut: ids of other ranks give zeros, summed over tp",
+    "lm_head": "its rows are cut: logits are gathered over tp",
+    "declared": "declared in the plan",
+}
+
+
+def _options(graph: ModuleGraph, role: Role) -> dict[str, object]:
+    return {
+        "kind": role.kind,
+        "axis": "tp",
+        "name": graph.path(role.module) or "the model",
+        "inputs": role.inputs,
+        "output": role.output,
+        "size": role.size,
+        "bias": role.bias,
+        "rowwise": list(role.rowwise),
+    }
+
+
+def _reason(role: Role, why: str) -> str:
+    parts = [why]
+    if role.bias is not None:
+        parts.append("its bias is added once, after the sum")
+    if role.declared is not None and role.role != "declared":
+        parts.append(f"changed by {role.declared.where}")
+    return "; ".join(parts)
