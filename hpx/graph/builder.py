@@ -86,6 +86,12 @@ class GraphBuilder:
         self._signatures.append(signature)
         return node_id
 
+    def tensor_spec(self, node_id: int) -> TensorSpec:
+        """The specification of a tensor that was added."""
+        node = self._nodes[node_id]
+        assert node is not None
+        return node.spec
+
     def link(self, parent: int, name: str, node_id: int, place: int | None = None) -> None:
         """Give an existing node one more name: a shared module or a tied parameter.
 
@@ -130,8 +136,12 @@ class GraphBuilder:
         nodes: list[Node | None] = list(self._nodes)
         signatures, numbers = self._signatures, self._numbers
         # Children have larger ids than their parents, so the reverse order sees them first.
-        drafts = (self._modules, self._parents, self._names, self._specs)
-        for node_id, parent, name, spec in zip(*map(reversed, drafts), strict=True):
+        drafts = zip(
+            *(reversed(self._modules), reversed(self._parents)),
+            *(reversed(self._names), reversed(self._specs)),
+            strict=True,
+        )
+        for node_id, parent, name, spec in drafts:
             children = self._children[node_id]
             below = [signatures[child] for child in children.values()]
             if node_id in linked:

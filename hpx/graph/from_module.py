@@ -4,6 +4,9 @@
 2. One object or one storage under two names is one node with two names.
 3. A parameter that overlaps a part of another's storage is refused.
 4. Lazy (uninitialised) parameters have no shape yet and are refused; a module inside itself too.
+5. A tied group has one requires_grad: two that share memory and differ in it are refused.
+6. A module may lack the newer of torch's tables of hooks; one without parameters, buffers and
+   modules of its own was never initialised and is refused.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ _HOOKS: Final = (
 )
 """The tables of hooks; those of torch that are not here list some of these again."""
 _HOOK_TABLES: Final = itemgetter(*_HOOKS)
+_NEEDED: Final = ("_parameters", "_buffers", "_modules")
 _DATA_PARALLEL: Final = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 _PLAIN: Final = (nn.Parameter, torch.Tensor)
 
@@ -145,6 +149,12 @@ class _Importer:
                     why="its modules cannot be changed",
                     fix="give the module that it was made from",
                 )
+            if missing := [name for name in _NEEDED if name not in fields]:
+                raise InputError(
+                    f"the model is, or contains, a {cls.__qualname__} that is not initialised",
+                    why=f"it has no {', '.join(missing)}",
+                    fix="call super().__init__() first in its __init__",
+                )
             made = _Form(tuple(fields), fields)
             form = self.forms.setdefault((made.names, *made.types), made)
             self.last_form[cls] = form
@@ -153,7 +163,7 @@ class _Importer:
     def module_spec(self, module: nn.Module, fields: dict[str, Any], form: _Form) -> ModuleSpec:
         children = fields["_modules"]
         usual = len(children) != 1 and "parametrizations" not in children
-        if not usual or any(_HOOK_TABLES(fields)) or "forward" in fields:
+        if not usual or _hooked(fields) or "forward" in fields:
             return self.unusual_spec(module, fields, form)
         values = (module.__class__, *[fields[name] for name in form.integers])
         found = form.specs.get(values)
@@ -166,7 +176,7 @@ class _Importer:
     def unusual_spec(self, module: nn.Module, fields: dict[str, Any], form: _Form) -> ModuleSpec:
         cls, container = self.class_name(type(module))
         wrapper = _wrapper(module) if len(module._modules) == 1 else None
-        hooks = [key.strip("_").removesuffix("_hooks") for key in _HOOKS if fields[key]]
+        hooks = [key.strip("_").removesuffix("_hooks") for key in _HOOKS if fields.get(key)]
         # A wrapper's integers are its own affair (torch.compile keeps an id() there).
         integers = form.integers if wrapper is None else []
         return ModuleSpec(
@@ -194,7 +204,7 @@ class _Importer:
             if parameter is not None:
                 self.add_parameter(owner, name, parameter)
         if module._buffers:
-            transient = module._non_persistent_buffers_set
+            transient = getattr(module, "_non_persistent_buffers_set", frozenset())
             for name, buffer in module._buffers.items():
                 if buffer is not None:
                     self.add_tensor("buffer", owner, name, buffer, persistent=name not in transient)
@@ -207,11 +217,25 @@ class _Importer:
             if tensor.__class__ not in _PLAIN:
                 self.check_shape(tensor, owner, name)
             known = self.storages.claim(self.builder.count, tensor, (owner, name), self.path)
+            if known is not None:
+                self.check_tie(known, tensor, owner, name)
         if known is not None:
             self.builder.link(owner, name, known)
             return
         spec = self.tensor_spec(tensor, persistent=True)
         self.seen[id(tensor)] = self.builder.tensor("parameter", owner, name, spec)
+
+    def check_tie(self, known: int, tensor: torch.Tensor, owner: int, name: str) -> None:
+        """Refuse two that are one memory, of which one is trained and the other frozen."""
+        if self.builder.tensor_spec(known).requires_grad is not tensor.requires_grad:
+            trained, frozen = self.path(known), self.path(owner, name)
+            if tensor.requires_grad:
+                trained, frozen = frozen, trained
+            raise InputError(
+                f"'{trained}' and '{frozen}' share one memory, and only the first is trained",
+                why="a tied parameter is one parameter, trained or frozen as a whole",
+                fix="give both the same requires_grad, or each its own memory (clone one)",
+            )
 
     def add_tensor(
         self, kind: TensorKind, owner: int, name: str, tensor: torch.Tensor, *, persistent: bool
@@ -247,7 +271,8 @@ class _Importer:
     def tensor_spec(self, tensor: torch.Tensor, *, persistent: bool) -> TensorSpec:
         cls = type(tensor)
         # Asking a plain parameter for its __dict__ would leave an empty one on each.
-        extra = object.__getstate__(tensor) if cls in _PLAIN else tensor.__dict__
+        state = object.__getstate__(tensor) if cls in _PLAIN else tensor.__dict__
+        extra: dict[str, object] = state if isinstance(state, dict) else {}
         strides = tensor.stride() if tensor.layout is torch.strided else None
         key = (
             cls,
@@ -257,7 +282,7 @@ class _Importer:
             tensor.requires_grad,
             tensor.device,
             persistent,
-            tuple(extra) if extra else (),
+            tuple(extra),
         )
         found = self.specs.get(key)
         if found is not None and found.placed is None:
@@ -269,11 +294,18 @@ class _Importer:
             requires_grad=tensor.requires_grad,
             device=tensor.device.type,
             cls=self.class_name(cls)[0],
-            attributes=tuple(sorted(k for k in extra or () if not k.startswith("_"))),
+            attributes=tuple(sorted(k for k in extra if not k.startswith("_"))),
             placed=_placed(tensor),
             persistent=persistent,
         )
         return found
+
+
+def _hooked(fields: dict[str, Any]) -> bool:
+    try:
+        return any(_HOOK_TABLES(fields))
+    except KeyError:  # an old pickle, or a subclass that skips a part of __init__
+        return any(fields.get(key) for key in _HOOKS)
 
 
 def _types(values: tuple[object, ...]) -> list[type]:
@@ -305,7 +337,7 @@ def _parametrized(module: nn.Module) -> tuple[str, ...]:
         inner = module._modules["parametrizations"]
         if inner is not None:
             names.extend(inner._modules)
-    if module._forward_pre_hooks:
+    if getattr(module, "_forward_pre_hooks", None):
         for name in module._parameters:
             stem = name.removesuffix("_g")
             if stem != name and f"{stem}_v" in module._parameters:

@@ -143,14 +143,17 @@ class ModuleGraph:
         return (parent if parent >= 0 else None), ".".join(parts)
 
     def find(self, path: str) -> int | None:
-        """The node with this name, by registered names; wrapper parts may be left out or given."""
+        """The node with this name, by registered names; wrapper parts may be left out or given.
+
+        The empty name, like every other, leads to what a wrapper wraps.
+        """
         current = self.root
         for part in path.split(".") if path else []:
             found = self._child(current, part)
             if found is None:
                 return None
             current = found
-        return self._unwrap(current) if path else current
+        return self._unwrap(current)
 
     def _child(self, node_id: int, part: str) -> int | None:
         node = self.nodes[node_id]

@@ -117,6 +117,28 @@ def test_a_tied_group_has_one_node_that_both_owners_hold() -> None:
     assert len(list(graph.parameters())) == 1
 
 
+@pytest.mark.parametrize("first_is_trained", [True, False])
+def test_two_of_one_storage_that_differ_in_requires_grad_are_refused_by_name(
+    first_is_trained: bool,
+) -> None:
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    model[1].weight = nn.Parameter(model[0].weight.data, requires_grad=not first_is_trained)
+    model[0].weight.requires_grad_(first_is_trained)
+    trained, frozen = ("0", "1") if first_is_trained else ("1", "0")
+    said = f"'{trained}.weight' and '{frozen}.weight' share one memory, and only the first is"
+    with pytest.raises(InputError, match=said):
+        ModuleGraph.from_module(model)
+
+
+def test_two_frozen_parameters_of_one_storage_are_one_node() -> None:
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    model[1].weight = nn.Parameter(model[0].weight.data, requires_grad=False)
+    model[0].weight.requires_grad_(False)
+    graph = ModuleGraph.from_module(model)
+    assert parameter_names(graph) == [["0.weight", "1.weight"]]
+    assert not tensor(graph, "0.weight").spec.requires_grad
+
+
 def test_a_transposed_view_of_the_same_storage_is_refused() -> None:
     model = nn.Module()
     model.a = nn.Linear(4, 6, bias=False)
@@ -258,6 +280,40 @@ def test_hooks_are_listed_by_kind() -> None:
     assert module(graph_from_module(model), "").spec.hooks == ("forward", "forward_pre")
 
 
+NEWER_TABLES = [
+    "_backward_pre_hooks",
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+    "_non_persistent_buffers_set",
+]
+
+
+@pytest.mark.parametrize("table", NEWER_TABLES)
+def test_a_module_without_one_of_torchs_tables_is_imported_as_if_it_were_empty(table: str) -> None:
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2))
+    whole = ModuleGraph.from_module(model)
+    for layer in model:
+        del layer.__dict__[table]
+    assert ModuleGraph.from_module(model) == whole
+
+
+def test_the_hooks_of_a_module_without_one_of_the_tables_are_listed() -> None:
+    model = nn.Linear(2, 2)
+    model.register_forward_hook(print)
+    del model.__dict__["_state_dict_pre_hooks"]
+    assert module(ModuleGraph.from_module(model), "").spec.hooks == ("forward",)
+
+
+@pytest.mark.parametrize("table", ["_parameters", "_buffers", "_modules"])
+def test_a_module_that_was_never_initialised_is_refused_by_its_class(table: str) -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    del model[0].__dict__[table]
+    with pytest.raises(InputError, match=f"a Linear that is not initialised: it has no {table}"):
+        ModuleGraph.from_module(model)
+
+
 def test_containers_are_told_apart() -> None:
     model = nn.ModuleDict({"l": nn.ModuleList(), "s": nn.Sequential(), "n": nn.ReLU()})
     graph = graph_from_module(model)
@@ -296,6 +352,15 @@ def test_a_compiled_model_has_the_names_of_the_model() -> None:
     graph = graph_from_module(compiled(nn.Sequential(nn.Linear(2, 2))))
     assert parameter_names(graph) == [["0.weight"], ["0.bias"]]
     assert graph.find("_orig_mod.0.weight") == graph.find("0.weight")
+
+
+def test_the_empty_name_leads_to_what_is_wrapped_as_its_registered_name_does() -> None:
+    graph = ModuleGraph.from_module(compiled(nn.Sequential(nn.Linear(2, 2))))
+    found = graph.find("")
+    assert found is not None
+    assert found == graph.find("_orig_mod")
+    assert graph.module(found).spec.short_cls == "Sequential"
+    assert graph.path(found) == ""
 
 
 def test_a_compiled_model_gives_the_same_graph_each_time() -> None:
