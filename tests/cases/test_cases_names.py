@@ -10,7 +10,7 @@ import hpx
 from hpx import HpxError, ShardingPlan
 from hpx.graph import ModuleGraph
 from hpx.graph.from_names import NamedTensor, graph_from_names
-from tests.cases.models import ATTENTION_PLAN, Moe, Wrapped, values_of
+from tests.cases.models import ATTENTION_PLAN, Attention, Moe, Wrapped, values_of
 
 CUT = {"tp": "S(0)"}
 
@@ -79,6 +79,29 @@ def test_n3_wrapper_parts_are_not_in_names_and_both_forms_are_accepted(
     }
     asked = part.replace("*", "1") + ".q_proj.weight"
     assert "canonical name: layers.1.attn.q_proj.weight" in str(done.explain(asked))
+
+
+@pytest.mark.parametrize("prefix", ["", "_orig_mod."])
+def test_n3_patterns_of_containers_counts_and_exclusions_take_both_forms(prefix: str) -> None:
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attn = Attention(4, 4, 4, 16, n=4)
+            self.mlp = Moe([nn.Linear(16, 16, bias=False) for _ in range(2)], 16)
+
+    model = torch.compile(Layer(), backend="eager")
+    assert isinstance(model, nn.Module)
+    plan = ShardingPlan(
+        {**ATTENTION_PLAN, "mlp.experts.weight": {"ep": "S(0)"}, "mlp.gate.weight": "replicate"},
+        experts=[f"{prefix}mlp.experts"],
+        heads={f"{prefix}attn": ["n"]},
+    )
+    pipeline = ["@default", "!localize", f"localize{{exclude=[{prefix}mlp]}}"]
+    done = hpx.run(model, plan, "tp=2,ep=2", pipeline)
+    assert done.by_name["mlp.experts.weight"].local_shape == (1, 16, 16)
+    assert done.graph.module(done.graph.find("attn") or -1).attributes["n"] == 2
+    gate = done.graph.tensor(done.graph.find("mlp.gate.weight") or -1)
+    assert gate.props["localized"] == "excluded"
 
 
 def test_n3_module_is_a_wrapper_where_every_key_of_a_state_dict_has_it() -> None:
