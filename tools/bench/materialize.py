@@ -120,8 +120,10 @@ class Peak:
 def one_side(side: str, layers: int) -> dict[str, float]:
     """Time one side in this process; memory is sampled apart, so that it does not cost time."""
     start_fake_group(WORLD)
-    small = Model(layers).to("meta")
-    hpx.run(small, plan(), "dp=8,ep=8")
+    with torch.device("meta"):
+        warm_up, warm_too = Model(layers), Model(layers)
+    hpx.apply(warm_up, plan(), "dp=8,ep=8")
+    straight(warm_too)
     model = Model(layers)
     actions: dict[str, Callable[[], object]] = {
         "straight": lambda: straight(model),
