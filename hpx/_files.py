@@ -8,7 +8,29 @@ from pathlib import Path
 
 from hpx.errors import InputError, UsageError
 
-__all__ = ["read_text", "write_bytes", "write_text"]
+__all__ = ["check_writable", "read_text", "write_bytes", "write_text"]
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a place that cannot be written before the work is done, not after it.
+
+    Raises:
+        UsageError: It is a folder, or there is no folder for it, or none that may be written.
+    """
+    try:
+        if path.is_dir():
+            why = "it is a folder"
+        elif path.exists():
+            return  # whether it may be replaced is for its folder to say; a device is written
+        elif not path.parent.is_dir():
+            why = f"there is no folder {path.parent}"
+        elif not os.access(path.parent, os.W_OK | os.X_OK):
+            why = f"folder {path.parent} may not be written"
+        else:
+            return
+    except OSError as error:
+        why = error.strerror
+    raise UsageError(f"cannot write {path}", why=why)
 
 
 def read_text(path: Path) -> str:
@@ -29,8 +51,8 @@ def read_text(path: Path) -> str:
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Write a UTF-8 file whole or not at all."""
-    return write_bytes(path, text.encode())
+    """Write a UTF-8 file whole or not at all; what is no character stands there escaped."""
+    return write_bytes(path, text.encode(errors="backslashreplace"))
 
 
 def write_bytes(path: Path, data: bytes) -> Path:
@@ -43,15 +65,16 @@ def write_bytes(path: Path, data: bytes) -> Path:
         if path.exists() and not path.is_file():  # a device or a pipe cannot be replaced
             path.write_bytes(data)
             return path
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".hpx-")
+        temporary = Path(name)
         try:
             with os.fdopen(handle, "wb") as stream:
                 stream.write(data)
             mode = path.stat().st_mode if path.exists() else 0o666 & ~_umask()
-            os.chmod(temporary, mode & 0o777)
-            os.replace(temporary, path)
+            temporary.chmod(mode & 0o777)
+            temporary.replace(path)
         except BaseException:
-            os.unlink(temporary)
+            temporary.unlink()
             raise
     except OSError as error:
         raise UsageError(f"cannot write {path}", why=error.strerror) from None

@@ -143,13 +143,21 @@ class ManyErrors(HpxError):
         return "\n".join([head, *(f"  - {finding}" for finding in self.findings)])
 
 
-def nearest(name: str, candidates: Iterable[str], n: int = 3) -> list[str]:
+def nearest(
+    name: str, candidates: Iterable[str], n: int = 3, *, similarity: float = 0.4
+) -> list[str]:
     """The candidates that look most like ``name``, best first; at most ``n``.
+
+    Args:
+        name: What was written.
+        candidates: What there is.
+        n: How many at most.
+        similarity: From 0 to 1, how much a candidate must look like the name.
 
     >>> nearest("tpp", ["dp", "tp", "ep"])
     ['tp', 'ep', 'dp']
     """
-    return difflib.get_close_matches(name, list(candidates), n=n, cutoff=0.4)
+    return difflib.get_close_matches(name, list(candidates), n=n, cutoff=similarity)
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:

@@ -363,13 +363,13 @@ def _is_expert_axis(mesh: MeshSpec, axis: str) -> bool:
 
 
 def _unknown_axis(layout: Layout, axis: str, mesh: MeshSpec) -> LayoutError:
-    close = did_you_mean(axis.lower(), mesh.axis_names)
+    close = did_you_mean(axis.lower(), mesh.weight_axes)
     if axis in KNOWN_AXES:
         close = f"declare it as {axis}=1 if it is meant to be inactive"
     return LayoutError(
         f"layout {layout} names axis {axis!r}, which mesh {mesh} does not have",
         why=f"its weight axes are {', '.join(mesh.weight_axes) or 'none'}",
-        fix=close or f"use one of {', '.join(mesh.weight_axes or mesh.axis_names)}",
+        fix=close or (f"use {' or '.join(mesh.weight_axes)}" if mesh.weight_axes else "write R"),
     )
 
 

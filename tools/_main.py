@@ -63,7 +63,10 @@ def _told(program: str, error: _WrongUse) -> int:
         tell(error.format_message())
         return error.exit_code
     command = program if error.ctx is None else error.ctx.command_path
-    tell(f"{program}: error: {_one_line(error.format_message())} (see {command} --help)")
+    text = _one_line(error.format_message())
+    if near := getattr(error, "possibilities", None):  # best first, while the message sorts them
+        text = f"{text.partition(' (Possible')[0]}, did you mean {near[0]}?"
+    tell(f"{program}: error: {text} (see {command} --help)")
     return error.exit_code
 
 
@@ -72,12 +75,11 @@ def _one_line(text: str) -> str:
 
     >>> _one_line("Missing option '--plan'.")
     'missing option --plan'
-    >>> _one_line("No such option: --plam (Possible options: --plan)")
-    'no such option --plam, did you mean --plan?'
+    >>> _one_line("Got unexpected extra argument(s) (c)")
+    'got unexpected extra argument c'
     """
     text = " ".join(text.split()).removesuffix(".")
     text = _QUOTED_NAME.sub(lambda found: found[1] or found[2], text)
     text = text.replace("No such option: ", "no such option ").replace("Value error, ", "")
     text = re.sub(r"argument\(s\) \((.*)\)$", r"argument \1", text)
-    text = re.sub(r" \(Possible options: (.*)\)$", r", did you mean \1?", text)
     return text[:1].lower() + text[1:]

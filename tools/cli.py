@@ -314,17 +314,13 @@ def _request(plan: str, mesh: str | None) -> tuple[ShardingPlan, MeshSpec]:
 
 def _check_writable(output: str | None) -> None:
     """Refuse a place that cannot be written before the work is done, not after it."""
-    from pathlib import Path
-
-    from hpx.errors import UsageError
-
     if output is None:
         return
-    path = Path(output)
-    if path.is_dir():
-        raise UsageError(f"cannot write {output}", why="it is a folder")
-    if not path.parent.is_dir():
-        raise UsageError(f"cannot write {output}", why=f"there is no folder {path.parent}")
+    from pathlib import Path
+
+    from hpx._files import check_writable
+
+    check_writable(Path(output))
 
 
 def _wrote(output: str | None) -> None:

@@ -138,6 +138,7 @@ def viz(
 
 def _format(output: str | None, given: Format | None) -> Format:
     """The format, and a refusal of what cannot be written before the work is done."""
+    from hpx._files import check_writable
     from hpx.errors import UsageError
     from hpx.render import format_of
 
@@ -148,10 +149,7 @@ def _format(output: str | None, given: Format | None) -> Format:
     assert output is not None
     path = Path(output)
     chosen = given or format_of(path)
-    if path.is_dir():
-        raise UsageError(f"cannot write {output}", why="it is a folder")
-    if not path.parent.is_dir():
-        raise UsageError(f"cannot write {output}", why=f"there is no folder {path.parent}")
+    check_writable(path)
     return chosen
 
 

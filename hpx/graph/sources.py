@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from hpx.errors import InputError, UsageError, did_you_mean
+from hpx.errors import InputError, UsageError, nearest
 from hpx.graph.from_config import graph_from_config
 from hpx.graph.from_factory import graph_from_factory
 from hpx.graph.from_files import (
@@ -22,6 +22,7 @@ from hpx.graph.json_file import read_json_object
 __all__ = ["open_model"]
 
 _FACTORY: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+_SIMILAR: Final = 0.6
 _SUFFIXES: Final = (".safetensors", ".json")
 _TAKEN: Final = (
     "give .safetensors, .pt, .pth or .bin, a checkpoint folder, a config.json,"
@@ -63,7 +64,7 @@ def open_model(text: str) -> ModuleGraph:
     raise UsageError(
         f"there is no file or folder {text}",
         why=None if path.parent.is_dir() else f"there is no folder {path.parent}",
-        fix=_with_colon(text) or did_you_mean(path.name, _neighbours(path)) or _TAKEN,
+        fix=_with_colon(text) or _near(path) or _TAKEN,
     )
 
 
@@ -79,11 +80,15 @@ def _with_colon(text: str) -> str | None:
     return None if known is None else f"did you mean {module}:{name}?"
 
 
-def _neighbours(path: Path) -> list[str]:
+def _near(path: Path) -> str | None:
+    """The files and folders beside it whose names, suffixes aside, look like its own."""
     try:
-        return sorted(found.name for found in path.parent.iterdir())
+        found = sorted(path.parent.iterdir(), key=lambda one: (one.suffix != path.suffix, one.name))
     except OSError:
-        return []
+        return None
+    stems = nearest(path.stem, dict.fromkeys(one.stem for one in found), similarity=_SIMILAR)
+    names = [one.name for stem in stems for one in found if one.stem == stem]
+    return f"did you mean {', '.join(names[:3])}?" if names else None
 
 
 def _open_folder(folder: Path, text: str) -> ModuleGraph:

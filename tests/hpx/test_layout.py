@@ -283,13 +283,18 @@ def test_a_misspelt_axis_is_an_error_with_the_mesh_and_the_nearest_names() -> No
         Layout.parse({"tpp": "S(0)"}).resolve(MeshSpec.parse("dp=4,tp=2"), 2)
     assert str(caught.value) == (
         "layout tpp:S(0) names axis 'tpp', which mesh dp=4,tp=2 does not have: "
-        "its weight axes are tp. Fix: did you mean tp, dp?"
+        "its weight axes are tp. Fix: did you mean tp?"
     )
 
 
 def test_an_axis_that_looks_like_none_is_an_error_with_the_weight_axes() -> None:
-    with pytest.raises(LayoutError, match="Fix: use one of tp, ep"):
+    with pytest.raises(LayoutError, match="Fix: use tp or ep"):
         Layout.parse({"model": "S(0)"}).resolve(MESH, 2)
+
+
+def test_no_axis_is_proposed_on_a_mesh_without_weight_axes() -> None:
+    with pytest.raises(LayoutError, match="its weight axes are none. Fix: write R"):
+        Layout.parse({"dpp": "S(0)"}).resolve(MeshSpec.parse("dp=4"), 2)
 
 
 @pytest.mark.parametrize("placement", ["S(0)", "R"])

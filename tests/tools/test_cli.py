@@ -415,7 +415,7 @@ def test_what_is_no_checkpoint_is_unreadable(run_hpx: Hpx, plan: Path, tmp_path:
 def test_a_place_that_cannot_be_written_is_refused_before_the_work(
     run_hpx: Hpx, plan: Path, tmp_path: Path
 ) -> None:
-    for place in (tmp_path / "no" / "run.json", tmp_path):
+    for place in (tmp_path / "no" / "run.json", tmp_path, tmp_path / ("x" * 300)):
         answer = run_hpx("run", "no.such:model", "--mesh", MESH, "--plan", plan, "-o", place)
         assert f"cannot write {place}" in error_line(answer, 2)
 

@@ -187,7 +187,7 @@ def test_a_checkpoint_shows_no_layouts(hpx_viz: Viz, tmp_path: Path) -> None:
         ([LLAMA, "--max-nodes", "0"], 2, "the number of nodes is 0"),
         ([LLAMA, "--timeout", "0"], 2, "the time limit is 0 s"),
         ([], 2, "missing argument MODEL|RUN (see hpx-viz --help)"),
-        ([LLAMA, "--timeot", "1"], 2, "no such option --timeot, did you mean --timeout?"),
+        ([LLAMA, "--steps", "1"], 2, "no such option --steps, did you mean --step?"),
         ([LLAMA, "-f", "gif"], 2, "'gif' is not one of 'text', 'svg', 'png', 'dot'"),
     ],
 )

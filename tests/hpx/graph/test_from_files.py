@@ -384,6 +384,13 @@ def test_a_file_that_is_not_there_is_a_usage_error_with_the_nearest_names() -> N
         open_model("model.safetensor")
 
 
+def test_files_that_share_little_but_the_suffix_are_no_nearest_names() -> None:
+    for name in ("z.pt", "n.pt", "e.pt"):
+        save(name, "w")
+    with pytest.raises(UsageError, match=r"no file or folder zzz\.pt\. Fix: give \.safetensors"):
+        open_model("zzz.pt")
+
+
 def test_the_name_of_a_model_on_a_hub_is_no_file() -> None:
     with pytest.raises(UsageError, match="no file or folder some/model: there is no folder some"):
         open_model("some/model")
