@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from hpx.graph.builder import GraphBuilder
 from hpx.graph.edit import set_key
 from hpx.graph.graph import ModuleGraph
-from hpx.graph.nodes import ModuleSpec, TensorKind, TensorSpec
+from hpx.graph.nodes import ModuleSpec, TensorKind, TensorSpec, row_major
 from hpx.layout import Layout
 
 __all__ = ["graph_of"]
@@ -95,15 +95,10 @@ def _tensor_spec(
     if isinstance(value, TensorSpec):
         return value
     shape = tuple(value)
-    strides: list[int] = []
-    step = 1
-    for size in reversed(shape):
-        strides.insert(0, step)
-        step *= max(size, 1)
     return TensorSpec(
         shape,
         dtype or "float32",
-        tuple(strides),
+        row_major(shape),
         requires_grad,
         cls="torch.nn.parameter.Parameter",
     )

@@ -11,7 +11,7 @@ from typing import cast
 
 from hpx.errors import ContractError
 from hpx.graph.graph import ModuleGraph
-from hpx.graph.nodes import NO_EDGES, ModuleNode, Node, TensorNode, TensorSpec
+from hpx.graph.nodes import NO_EDGES, ModuleNode, Node, TensorNode, TensorSpec, row_major
 from hpx.lineage import Lineage, shape_of, sources
 
 __all__ = ["alias_node", "derive_node", "derived_spec", "remove_nodes", "rename_node", "set_key"]
@@ -41,12 +41,7 @@ def derived_spec(lineage: Lineage, lookup: Mapping[int, Node]) -> TensorSpec:
     first = lookup[next(sources(lineage))]
     assert isinstance(first, TensorNode)
     shape = shape_of(lineage, lambda node_id: cast(TensorNode, lookup[node_id]).spec.shape)
-    strides: list[int] = []
-    step = 1
-    for size in reversed(shape):
-        strides.insert(0, step)
-        step *= max(size, 1)
-    return first.spec._replace(shape=shape, strides=tuple(strides))
+    return first.spec._replace(shape=shape, strides=row_major(shape))
 
 
 def derive_node(

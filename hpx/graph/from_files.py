@@ -19,6 +19,7 @@ from hpx.graph.from_names import NamedTensor, graph_from_names
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.hints import config_values
 from hpx.graph.json_file import read_json_object
+from hpx.graph.nodes import row_major
 from hpx.graph.torch_file import read_torch_file
 
 __all__ = ["TORCH_SUFFIXES", "graph_from_checkpoint", "graph_from_index", "weights_in"]
@@ -170,7 +171,7 @@ def _read_safetensors(path: Path, shown: str) -> list[NamedTensor]:
                 header = file.get_slice(name)
                 shape = tuple(header.get_shape())
                 if shape not in strides:
-                    strides[shape] = _contiguous(shape)
+                    strides[shape] = row_major(shape)
                 dtype = header.get_dtype()
                 known = _DTYPES.get(dtype, dtype.lower())
                 tensors.append(NamedTensor(name, shape, known, strides[shape]))
@@ -185,15 +186,6 @@ def _read_safetensors(path: Path, shown: str) -> list[NamedTensor]:
         if kept in by_name and name not in by_name
     ]
     return tensors
-
-
-def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides: list[int] = []
-    step = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
 
 
 def _weight_map(path: Path, shown: str) -> dict[str, str]:

@@ -15,7 +15,14 @@ from typing import Any, Literal, cast
 from hpx.errors import InputError
 from hpx.graph.builder import GraphBuilder
 from hpx.graph.graph import ModuleGraph
-from hpx.graph.nodes import ModuleNode, ModuleSpec, TensorKind, TensorNode, TensorSpec
+from hpx.graph.nodes import (
+    ModuleNode,
+    ModuleSpec,
+    TensorKind,
+    TensorNode,
+    TensorSpec,
+    row_major,
+)
 
 __all__ = ["FoldedTree", "graph_to_json", "run_length", "spec_from_json", "spec_to_json"]
 
@@ -31,7 +38,7 @@ def spec_to_json(spec: TensorSpec) -> dict[str, object]:
         value = getattr(spec, name)
         if value != getattr(_SPEC_DEFAULTS, name):
             out[name] = value
-    if spec.strides == _row_major(spec.shape):
+    if spec.strides == row_major(spec.shape):
         out.pop("strides", None)
     elif spec.strides is None:
         out["strides"] = None
@@ -44,20 +51,11 @@ def spec_from_json(value: Mapping[str, Any]) -> TensorSpec:
     shape = fields["shape"] = tuple(fields["shape"])
     strides = fields.get("strides", ())
     if strides is not None:
-        fields["strides"] = tuple(strides) if "strides" in fields else _row_major(shape)
+        fields["strides"] = tuple(strides) if "strides" in fields else row_major(shape)
     fields["attributes"] = tuple(fields.get("attributes", ()))
     if fields.get("placed"):
         fields["placed"] = tuple(tuple(item) for item in fields["placed"])
     return TensorSpec(**fields)
-
-
-def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides: list[int] = []
-    step = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
 
 
 def _module_spec_to_json(spec: ModuleSpec) -> dict[str, object]:

@@ -8,7 +8,7 @@ copy of a graph is a copy of one dictionary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeAlias, cast
 
@@ -154,6 +154,20 @@ class TensorNode(NamedTuple):
 Node: TypeAlias = ModuleNode | TensorNode
 
 _ITEM_SIZES = {"bool": 1, "complex32": 4, "complex64": 8, "complex128": 16}
+
+
+def row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides, in elements, of a tensor that lies in memory as torch makes it.
+
+    >>> row_major((2, 3, 4))
+    (12, 4, 1)
+    """
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
 
 
 def item_size(dtype: str) -> int:
