@@ -68,9 +68,11 @@ class Journal:
     def add_hook(self, register: Callable[..., Any], hook: Callable[..., Any], **how: Any) -> None:
         """Register a hook: ``add_hook(module.register_forward_hook, f, always_call=True)``."""
         self._step(f"add_hook {register.__name__}")
-        handle = register(hook, **how)
-        self.handles.append(handle)
-        self._undo.append(handle.remove)
+        made: list[Handle] = []
+        # Before the hook is there, as an interrupt may come before its handle is.
+        self._undo.append(lambda: made[0].remove() if made else _take_off(register, hook))
+        made.append(register(hook, **how))
+        self.handles += made
 
     def remove_hook(self, handle: Handle) -> None:
         """Take a hook off; rolling back puts it back at its place among the others."""
@@ -127,6 +129,20 @@ class Journal:
         content = list(table.items())
         self._noted[id(table)] = (table, content)  # holds the table, so its id stays its own
         self._undo.append(lambda: _put_back(table, content))
+
+
+def _take_off(register: Callable[..., Any], hook: Callable[..., Any]) -> None:
+    """Take a hook off a module by itself, without its handle."""
+    tables = [table for name, table in vars(register.__self__).items() if "_hooks" in name]  # type: ignore[attr-defined]
+    keys = {
+        key
+        for table in tables
+        for key, found in table.items()
+        if found is hook or getattr(found, "hook", None) is hook
+    }
+    for table in tables:
+        for key in keys & table.keys():
+            del table[key]
 
 
 def _put_back(table: MutableMapping[Any, Any], content: list[tuple[Any, Any]]) -> None:
