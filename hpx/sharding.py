@@ -28,6 +28,7 @@ from hpx.plan import (
     uncovered,
     unmatched,
 )
+from hpx.plan.pattern_text import one_pattern
 from hpx.projections import output_dim
 
 if TYPE_CHECKING:
@@ -218,13 +219,17 @@ def stacked_pointer(graph: ModuleGraph, entry: ModuleGraph) -> Callable[[str], s
 
     def pointer(text: str) -> str | None:
         pattern = Pattern.parse(text)
+        found: list[str] = []
         for node in graph.parameters():
             if node.lineage is None:
                 continue
-            if any(pattern.matches(entry.path(source)) for source in sources(node.lineage)):
-                parts = graph.path(node.id).split(".")
-                return ".".join("*" if part.isdigit() else part for part in parts)
-        return None
+            parts = graph.path(node.id).split(".")
+            name = ".".join("*" if part.isdigit() else part for part in parts)
+            if name not in found and any(
+                pattern.matches(entry.path(source)) for source in sources(node.lineage)
+            ):
+                found.append(name)
+        return (one_pattern(found) or found[0]) if found else None
 
     return pointer
 

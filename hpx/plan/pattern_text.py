@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from itertools import takewhile
 from typing import Final
 
 from hpx.errors import PlanError
@@ -19,7 +21,7 @@ from hpx.plan.pieces import (
     count_choices,
 )
 
-__all__ = ["parse_segments"]
+__all__ = ["one_pattern", "parse_segments"]
 
 _SPECIAL: Final = frozenset("*{}[],.")
 _RANGE: Final = re.compile(r"\[(0|[1-9][0-9]{0,8})-(0|[1-9][0-9]{0,8})\]")
@@ -34,6 +36,28 @@ def parse_segments(text: str) -> tuple[Segment, ...]:
         PlanError: It is malformed; the message has the character, counted from 1.
     """
     return _Parser(text).segments()
+
+
+def one_pattern(names: Sequence[str]) -> str | None:
+    """The pattern that matches several names which differ within one segment; None if in more.
+
+    >>> one_pattern(["mlp.*.gate_proj", "mlp.*.up_proj"])
+    'mlp.*.{gate,up}_proj'
+    """
+    if len(names) == 1:
+        return names[0]
+    start = _common(names)
+    stop = _common([name[start:][::-1] for name in names])
+    inside = [name[start : len(name) - stop] for name in names]
+    if not names or any(_SPECIAL & set(text) for text in inside):
+        return None
+    return f"{names[0][:start]}{{{','.join(inside)}}}{names[0][len(names[0]) - stop :]}"
+
+
+def _common(texts: Sequence[str]) -> int:
+    """How many characters all texts begin with."""
+    columns = zip(*texts, strict=False)
+    return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
 
 
 class _Parser:

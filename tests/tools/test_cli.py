@@ -331,6 +331,14 @@ def test_r2_a_refused_plan_exits_with_1_and_the_table_is_written(run_hpx: Hpx, p
     assert "plan.yaml:6" in answer.out
 
 
+def test_names_that_stacking_replaced_are_pointed_to_with_their_alternatives(
+    run_hpx: Hpx, plan: Path
+) -> None:
+    plan.write_text(PLAN.replace("experts.*", "experts.*.{gate,up,down}_proj.weight"))
+    answer = run_hpx("run", MODEL, "--mesh", MESH, "--plan", plan)
+    assert "Fix: write 'model.layers.*.mlp.experts.{gate,up,down}_proj'\n" in answer.err
+
+
 def test_a_refused_plan_as_json_has_every_finding(run_hpx: Hpx, plan: Path) -> None:
     plan.write_text(PLAN.replace("mlp.gate.weight", "mlp.gaet.weight"))
     answer = run_hpx("plan", MODEL, "--mesh", MESH, "--check", plan, "--json")

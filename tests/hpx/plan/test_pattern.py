@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from hpx.errors import PlanError
 from hpx.plan import Pattern, RuleSet
+from hpx.plan.pattern_text import one_pattern
 
 MATCHING = [
     ("lm_head", "lm_head"),
@@ -157,3 +158,22 @@ def test_states_are_kept_so_that_equal_places_share_one() -> None:
 def test_patterns_are_accepted_in_order() -> None:
     rules = RuleSet(["**", "a.*", "a.b"])
     assert rules.accepts(rules.start()["a"]["b"]) == (0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["experts.w1"], "experts.w1"),
+        (["experts.w1", "experts.w2"], "experts.w{1,2}"),
+        (["l.*.gate_up_proj", "l.*.down_proj"], "l.*.{gate_up,down}_proj"),
+        (["w1", "w1_bias"], "w1{,_bias}"),
+        (["l.*.w1", "m.x.w1"], None),
+        ([], None),
+    ],
+)
+def test_names_that_differ_within_a_segment_are_one_pattern(
+    names: list[str], expected: str | None
+) -> None:
+    found = one_pattern(names)
+    assert found == expected
+    assert found is None or all(Pattern.parse(found).matches(name) for name in names)
