@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from hpx.errors import InputError
 from hpx.graph.graph import ModuleGraph
@@ -24,6 +25,20 @@ __all__ = ["GraphBuilder"]
 _LINK = 0  # in a signature: a child that is owned elsewhere, whatever it is
 
 
+class _Repeat(NamedTuple):
+    """Siblings with the nodes of a first one: ``size`` ids each, from ``start`` on."""
+
+    parent: int
+    first: int
+    start: int
+    size: int
+    names: tuple[str, ...]
+
+    @property
+    def roots(self) -> range:
+        return range(self.start, self.start + self.size * len(self.names), self.size)
+
+
 class GraphBuilder:
     """Collects nodes in preorder and makes the graph.
 
@@ -41,6 +56,7 @@ class GraphBuilder:
         self._specs: list[ModuleSpec] = []
         self._children: dict[int, dict[str, int]] = {}
         self._links: list[tuple[int, str, int]] = []
+        self._repeats: list[_Repeat] = []
         self._numbers: dict[object, int] = {"link": _LINK}
         self._module_specs: dict[ModuleSpec, ModuleSpec] = {}
         self._kept: set[int] = set()  # ids of the specifications that are kept, so none is reused
@@ -92,6 +108,21 @@ class GraphBuilder:
         assert node is not None
         return node.spec
 
+    def repeat(self, parent: int, first: int, names: Sequence[str]) -> int:
+        """Add siblings with the same nodes as ``first``, the module added last below ``parent``.
+
+        Returns:
+            The id of the first sibling; each takes as many ids as ``first`` has nodes.
+        """
+        start = len(self._nodes)
+        size = start - first
+        for number, name in enumerate(names):
+            self._name_child(parent, name, start + number * size)
+        self._repeats.append(_Repeat(parent, first, start, size, tuple(names)))
+        self._nodes += [None] * (size * len(names))
+        self._signatures += [0] * (size * len(names))
+        return start
+
     def link(self, parent: int, name: str, node_id: int, place: int | None = None) -> None:
         """Give an existing node one more name: a shared module or a tied parameter.
 
@@ -135,6 +166,9 @@ class GraphBuilder:
         linked = {parent for parent, _, _ in self._links}
         nodes: list[Node | None] = list(self._nodes)
         signatures, numbers = self._signatures, self._numbers
+        repeats: dict[int, list[_Repeat]] = {}
+        for repeat in self._repeats:
+            repeats.setdefault(repeat.parent, []).append(repeat)
         # Children have larger ids than their parents, so the reverse order sees them first.
         drafts = zip(
             *(reversed(self._modules), reversed(self._parents)),
@@ -143,6 +177,9 @@ class GraphBuilder:
         )
         for node_id, parent, name, spec in drafts:
             children = self._children[node_id]
+            for repeat in repeats.get(node_id, ()):
+                for root in repeat.roots:
+                    signatures[root] = signatures[repeat.first]
             below = [signatures[child] for child in children.values()]
             if node_id in linked:
                 below = [
@@ -153,6 +190,8 @@ class GraphBuilder:
             signature = signatures[node_id] = numbers.setdefault(key, len(numbers))
             fields = (node_id, parent, name, NO_EDGES, spec, children, signature, NO_PROPS)
             nodes[node_id] = tuple.__new__(ModuleNode, fields)
+        for repeat in self._repeats:  # those inside others come first
+            _copy_nodes(nodes, repeat)
         graph = {node_id: node for node_id, node in enumerate(nodes) if node is not None}
         for node_id, edges in more.items():
             graph[node_id] = graph[node_id]._replace(more=edges)
@@ -191,7 +230,37 @@ class GraphBuilder:
 
     def _place(self, node_id: int) -> Edge:
         node = self._nodes[node_id]
-        if node is None:
-            at = bisect_left(self._modules, node_id)
+        if node is not None:
+            return (node.parent, node.name)
+        at = bisect_left(self._modules, node_id)
+        if at < len(self._modules) and self._modules[at] == node_id:
             return (self._parents[at], self._names[at])
-        return (node.parent, node.name)
+        repeat = next(r for r in reversed(self._repeats) if r.start <= node_id < r.roots.stop)
+        number, offset = divmod(node_id - repeat.start, repeat.size)
+        if offset == 0:
+            return (repeat.parent, repeat.names[number])
+        parent, name = self._place(repeat.first + offset)
+        return (parent + node_id - repeat.first - offset, name)
+
+
+def _copy_nodes(nodes: list[Node | None], repeat: _Repeat) -> None:
+    """Make the nodes of siblings from those of the first."""
+    template = nodes[repeat.first : repeat.first + repeat.size]
+    for root, name in zip(repeat.roots, repeat.names, strict=True):
+        shift = root - repeat.first
+        node_id = root
+        for node in template:
+            assert node is not None
+            if isinstance(node, TensorNode):
+                _, kind, parent, own, more, spec, props, lineage = node
+                fields = (node_id, kind, parent + shift, own, more, spec, props, lineage)
+                nodes[node_id] = tuple.__new__(TensorNode, fields)
+            else:
+                _, parent, own, more, spec_, children, signature, props = node
+                below = {key: child + shift for key, child in children.items()}
+                where = (node_id, parent + shift, own, more)
+                nodes[node_id] = tuple.__new__(ModuleNode, (*where, spec_, below, signature, props))
+            node_id += 1
+        first = nodes[root]
+        assert first is not None
+        nodes[root] = first._replace(parent=repeat.parent, name=name)

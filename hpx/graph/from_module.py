@@ -12,12 +12,13 @@
 from __future__ import annotations
 
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import nn
 
 from hpx.errors import InputError
+from hpx.graph.alike import HOOK_TABLES, HOOKS, Columns, alike
 from hpx.graph.builder import GraphBuilder
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.hints import hints_of
@@ -35,21 +36,11 @@ _CONTAINERS: Final = {
 }
 _INT, _TENSOR, _OTHER = range(3)
 _EVERY_MODULE: Final = frozenset(nn.Module().__dict__)
-_HOOKS: Final = (
-    "_backward_pre_hooks",
-    "_backward_hooks",
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_state_dict_hooks",
-    "_state_dict_pre_hooks",
-    "_load_state_dict_pre_hooks",
-    "_load_state_dict_post_hooks",
-)
-"""The tables of hooks; those of torch that are not here list some of these again."""
-_HOOK_TABLES: Final = itemgetter(*_HOOKS)
 _NEEDED: Final = ("_parameters", "_buffers", "_modules")
 _DATA_PARALLEL: Final = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 _PLAIN: Final = (nn.Parameter, torch.Tensor)
+_MANY: Final = 4
+"""So many siblings are worth a look whether they are all alike."""
 
 
 def graph_from_module(model: nn.Module, *, source: str = "") -> ModuleGraph:
@@ -93,6 +84,21 @@ def _kind_of(cls: type) -> int:
     return _TENSOR if issubclass(cls, torch.Tensor) else _OTHER
 
 
+class _Twins(NamedTuple):
+    """Siblings that are like the first of them, by name and by column."""
+
+    named: list[tuple[str, nn.Module]]
+    columns: Columns
+
+
+def _is_tensor(cls: type) -> bool:
+    return issubclass(cls, torch.Tensor)
+
+
+def _is_parameter(column: list[Any]) -> bool:
+    return isinstance(column[0], torch.Tensor)
+
+
 class _Importer:
     """One import: the builder and what it has seen so far."""
 
@@ -107,9 +113,12 @@ class _Importer:
         self.specs: dict[object, TensorSpec] = {}
 
     def run(self, model: nn.Module, source: str) -> ModuleGraph:
-        todo: list[tuple[int, str, nn.Module]] = [(-1, "", model)]
+        todo: list[tuple[int, str, nn.Module | _Twins]] = [(-1, "", model)]
         while todo:
             parent, name, module = todo.pop()
+            if isinstance(module, _Twins):
+                todo.extend(self.repeat(parent, module))
+                continue
             known = self.seen.get(id(module))
             if known is not None:
                 self.link_module(parent, name, known)
@@ -121,10 +130,44 @@ class _Importer:
             if fields["_parameters"] or fields["_buffers"] or form.tensors:
                 self.add_tensors(node_id, module, form)
             if module._modules:
-                todo.extend(
-                    [(node_id, n, m) for n, m in reversed(module._modules.items()) if m is not None]
-                )
+                todo.extend(self.children(node_id, module._modules))
         return self.builder.finish(source=source, hints=hints_of(_unwrapped(model)))
+
+    def children(
+        self, parent: int, modules: dict[str, nn.Module | None]
+    ) -> list[tuple[int, str, nn.Module | _Twins]]:
+        """What is to be imported below a module, the first one last."""
+        named = [(name, module) for name, module in modules.items() if module is not None]
+        twins = self.twins(named) if len(named) >= _MANY else None
+        if twins is not None:
+            return [(parent, "", twins), (parent, *named[0])]
+        return [(parent, name, module) for name, module in reversed(named)]
+
+    def twins(self, named: list[tuple[str, nn.Module]]) -> _Twins | None:
+        """The siblings, if all are like the first and none of what is in them was met before."""
+        columns = alike([module for _, module in named], _is_tensor, _EVERY_MODULE)
+        if columns is None:
+            return None
+        for column in columns:
+            if not self.seen.keys().isdisjoint(map(id, column)):
+                return None
+        tensors = [item for column in columns if _is_parameter(column) for item in column]
+        return _Twins(named, columns) if self.storages.all_new(tensors) else None
+
+    def repeat(self, parent: int, twins: _Twins) -> list[tuple[int, str, nn.Module | _Twins]]:
+        """Give the siblings of a module just imported the same nodes; what is left to import."""
+        first = self.seen[id(twins.named[0][1])]
+        size = self.builder.count - first
+        if size != len(twins.columns):  # never seen; then each is imported for itself
+            return [(parent, name, module) for name, module in reversed(twins.named[1:])]
+        names = [name for name, _ in twins.named[1:]]
+        start = self.builder.repeat(parent, first, names)
+        for offset, column in enumerate(twins.columns):
+            ids = range(start + offset, self.builder.count, size)
+            self.seen.update(zip(map(id, column[1:]), ids, strict=True))
+            if _is_parameter(column):
+                self.storages.add(column[1:], ids)
+        return []
 
     def link_module(self, parent: int, name: str, known: int) -> None:
         if known in self.builder.above(parent):
@@ -176,7 +219,7 @@ class _Importer:
     def unusual_spec(self, module: nn.Module, fields: dict[str, Any], form: _Form) -> ModuleSpec:
         cls, container = self.class_name(type(module))
         wrapper = _wrapper(module) if len(module._modules) == 1 else None
-        hooks = [key.strip("_").removesuffix("_hooks") for key in _HOOKS if fields.get(key)]
+        hooks = [key.strip("_").removesuffix("_hooks") for key in HOOKS if fields.get(key)]
         # A wrapper's integers are its own affair (torch.compile keeps an id() there).
         integers = form.integers if wrapper is None else []
         return ModuleSpec(
@@ -303,9 +346,9 @@ class _Importer:
 
 def _hooked(fields: dict[str, Any]) -> bool:
     try:
-        return any(_HOOK_TABLES(fields))
+        return any(HOOK_TABLES(fields))
     except KeyError:  # an old pickle, or a subclass that skips a part of __init__
-        return any(fields.get(key) for key in _HOOKS)
+        return any(fields.get(key) for key in HOOKS)
 
 
 def _types(values: tuple[object, ...]) -> list[type]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import torch
@@ -22,6 +22,17 @@ class Storages:
         self._first: dict[int, torch.Tensor] = {}
         self._numbers: dict[int, int] = {}
         self._others: dict[int, list[tuple[int, torch.Tensor]]] = {}
+
+    def all_new(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether plain tensors stand each on memory of its own, none of it met before."""
+        keys = [tensor.untyped_storage()._cdata for tensor in tensors]
+        return len(set(keys)) == len(keys) and self._first.keys().isdisjoint(keys)
+
+    def add(self, tensors: Sequence[torch.Tensor], numbers: Sequence[int]) -> None:
+        """Remember plain tensors that `all_new` has looked at."""
+        keys = [tensor.untyped_storage()._cdata for tensor in tensors]
+        self._first.update(zip(keys, tensors, strict=True))
+        self._numbers.update(zip(keys, numbers, strict=True))
 
     def claim(
         self,
