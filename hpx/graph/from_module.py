@@ -22,8 +22,9 @@ from hpx.graph.alike import HOOK_TABLES, HOOKS, Columns, alike
 from hpx.graph.builder import GraphBuilder
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.hints import hints_of
-from hpx.graph.nodes import WRAPPER_PARTS, ModuleSpec, TensorKind, TensorSpec
+from hpx.graph.nodes import ModuleSpec, TensorKind, TensorSpec
 from hpx.graph.storage import Storages
+from hpx.graph.traits import computed_names, placed_as, unwrapped, wrapped_child
 
 __all__ = ["graph_from_module"]
 
@@ -37,7 +38,6 @@ _CONTAINERS: Final = {
 _INT, _TENSOR, _OTHER = range(3)
 _EVERY_MODULE: Final = frozenset(nn.Module().__dict__)
 _NEEDED: Final = ("_parameters", "_buffers", "_modules")
-_DATA_PARALLEL: Final = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 _PLAIN: Final = (nn.Parameter, torch.Tensor)
 _MANY: Final = 4
 """So many siblings are worth a look whether they are all alike."""
@@ -131,7 +131,7 @@ class _Importer:
                 self.add_tensors(node_id, module, form)
             if module._modules:
                 todo.extend(self.children(node_id, module._modules))
-        return self.builder.finish(source=source, hints=hints_of(_unwrapped(model)))
+        return self.builder.finish(source=source, hints=hints_of(unwrapped(model)))
 
     def children(
         self, parent: int, modules: dict[str, nn.Module | None]
@@ -218,7 +218,7 @@ class _Importer:
 
     def unusual_spec(self, module: nn.Module, fields: dict[str, Any], form: _Form) -> ModuleSpec:
         cls, container = self.class_name(type(module))
-        wrapper = _wrapper(module) if len(module._modules) == 1 else None
+        wrapper = wrapped_child(module) if len(module._modules) == 1 else None
         hooks = [key.strip("_").removesuffix("_hooks") for key in HOOKS if fields.get(key)]
         # A wrapper's integers are its own affair (torch.compile keeps an id() there).
         integers = form.integers if wrapper is None else []
@@ -228,7 +228,7 @@ class _Importer:
             tuple((name, fields[name]) for name in integers),
             (*hooks, "forward") if "forward" in fields else tuple(hooks),
             wrapper,
-            _parametrized(module),
+            computed_names(module),
         )
 
     def class_name(self, cls: type) -> tuple[str, str | None]:
@@ -338,7 +338,7 @@ class _Importer:
             device=tensor.device.type,
             cls=self.class_name(cls)[0],
             attributes=tuple(sorted(k for k in extra if not k.startswith("_"))),
-            placed=_placed(tensor),
+            placed=placed_as(tensor),
             persistent=persistent,
         )
         return found
@@ -353,60 +353,3 @@ def _hooked(fields: dict[str, Any]) -> bool:
 
 def _types(values: tuple[object, ...]) -> list[type]:
     return list(map(type, values))
-
-
-def _wrapper(module: nn.Module) -> str | None:
-    """The child's name if this module only wraps it (compile, checkpoint, FSDP1, DDP)."""
-    name = next(iter(module._modules))
-    if name in WRAPPER_PARTS or (name == "module" and isinstance(module, _DATA_PARALLEL)):
-        return name
-    return None
-
-
-def _unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside its wrappers."""
-    while len(model._modules) == 1 and (name := _wrapper(model)) is not None:
-        inner = model._modules[name]
-        if inner is None:
-            break
-        model = inner
-    return model
-
-
-def _parametrized(module: nn.Module) -> tuple[str, ...]:
-    """Names of the parameters that hooks or torch's parametrizations compute from others."""
-    names: list[str] = []
-    if "parametrizations" in module._modules:
-        inner = module._modules["parametrizations"]
-        if inner is not None:
-            names.extend(inner._modules)
-    if getattr(module, "_forward_pre_hooks", None):
-        for name in module._parameters:
-            stem = name.removesuffix("_g")
-            if stem != name and f"{stem}_v" in module._parameters:
-                names.append(stem)
-            stem = name.removesuffix("_orig")
-            if stem != name:
-                names.append(stem)
-    return tuple(names)
-
-
-def _placed(tensor: torch.Tensor) -> tuple[tuple[str, int, str], ...] | None:
-    """(axis, size, placement) of a DTensor, in mesh order."""
-    mesh = getattr(tensor, "device_mesh", None)
-    placements = getattr(tensor, "placements", None)
-    if mesh is None or placements is None:
-        return None
-    names = mesh.mesh_dim_names or tuple(f"axis{k}" for k in range(mesh.ndim))
-    return tuple(
-        (name, mesh.size(k), _placement_text(placement))
-        for k, (name, placement) in enumerate(zip(names, placements, strict=True))
-    )
-
-
-def _placement_text(placement: object) -> str:
-    from torch.distributed.tensor import Replicate, Shard
-
-    if isinstance(placement, Shard):
-        return f"S({placement.dim})"
-    return "R" if isinstance(placement, Replicate) else "P"
