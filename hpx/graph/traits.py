@@ -1,4 +1,4 @@
-"""What a module or a tensor is beyond its fields: a wrapper, computed from others, placed on a mesh."""
+"""What modules and tensors are beyond their fields: wrappers, computed parameters, placements."""
 
 from __future__ import annotations
 
