@@ -138,6 +138,16 @@ class ManyErrors(HpxError):
         super().__init__(summary)
         self.findings = tuple(findings)
 
+    @classmethod
+    def about(cls, subject: str, findings: Sequence[HpxError]) -> ManyErrors:
+        """The findings of a pass that changes nothing because of them.
+
+        >>> ManyErrors.about("the plan", [PlanError("rule 1 never wins")]).what
+        '1 problem with the plan; nothing was changed'
+        """
+        word = "problem" if len(findings) == 1 else "problems"
+        return cls(f"{len(findings)} {word} with {subject}; nothing was changed", findings)
+
     def __str__(self) -> str:
         head = f"{self.where}: {self.what}" if self.where else self.what
         return "\n".join([head, *(f"  - {finding}" for finding in self.findings)])

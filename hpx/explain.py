@@ -32,7 +32,7 @@ class Explanation:
     Attributes:
         found: What the name means.
         events: Its events, those of what it is made of included.
-        tried: The rules of the plan that lost for it.
+        tried: The rules of the plan that matched it and lost, and those that came close.
         record: The answer as JSON.
         text: The answer for people; also ``str()``.
     """

@@ -1,6 +1,7 @@
 """The text of an explanation: a chain that a person reads from the top down.
 
-What it is, where it came from, what happened in order, what was tried and lost, what a rank holds.
+What it is, where it came from, what happened in order, which rules matched and lost or came close,
+what a rank holds.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def event_line(event: Event, names: Names) -> str:
 
 
 def tried_line(entry: Tried) -> str:
-    """A rule that lost, and where it stopped."""
+    """A rule that does not decide, and what beat it or where it stopped matching."""
     return f"{rule_place(entry.rule)}: {entry.stopped_at}"
 
 
@@ -198,14 +199,19 @@ def _history(events: Sequence[Event], names: Names, node: int) -> Iterator[str]:
 
 
 def _lost(lost: Sequence[Tried]) -> Iterator[str]:
-    if not lost:
+    yield from _tried("matched and lost", [entry for entry in lost if entry.matched])
+    yield from _tried("came close", [entry for entry in lost if not entry.matched])
+
+
+def _tried(heading: str, entries: Sequence[Tried]) -> Iterator[str]:
+    if not entries:
         return
     yield ""
-    yield "tried and lost"
-    for entry in lost[:_MAX_TRIED]:
+    yield heading
+    for entry in entries[:_MAX_TRIED]:
         yield f"  {tried_line(entry)}"
-    if len(lost) > _MAX_TRIED:
-        yield f"  and {counted(len(lost) - _MAX_TRIED, 'more rule')}; --json has them all"
+    if len(entries) > _MAX_TRIED:
+        yield f"  and {counted(len(entries) - _MAX_TRIED, 'more rule')}; --json has them all"
 
 
 # -- modules and attributes --------------------------------------------------------------------

@@ -259,18 +259,15 @@ class Run:
             UsageError: There is no such file.
             InputError: It is not a run, or one of another schema.
         """
-        text = read_text(Path(path))
         try:
-            value = json.loads(text)
+            value = json.loads(read_text(Path(path)))
+        except InputError:
+            raise _no_run(path, "it is not a text file") from None
         except (ValueError, RecursionError) as error:
-            raise InputError(f"{path} is not a saved run", why=f"it is not JSON: {error}") from None
+            raise _no_run(path, f"it is not JSON: {error}") from None
         if not isinstance(value, dict) or value.get("schema") != SCHEMA:
             found = value.get("schema") if isinstance(value, dict) else None
-            raise InputError(
-                f"{path} is not a saved run",
-                why=f"its schema is {found!r}, not {SCHEMA!r}",
-                fix="make one with: hpx run MODEL --mesh M --plan F -o run.json",
-            )
+            raise _no_run(path, f"its schema is {found!r}, not {SCHEMA!r}")
         try:
             check_saved(value)
             return cls.from_json(value)
@@ -358,6 +355,11 @@ def run(
         entry=graph,
         graph=result.graph,
     )
+
+
+def _no_run(path: str | Path, why: str) -> InputError:
+    fix = "make one with: hpx run MODEL --mesh M --plan F -o run.json"
+    return InputError(f"{path} is not a saved run", why=why, fix=fix)
 
 
 @contextmanager

@@ -65,9 +65,7 @@ class ShardParams(Pass):
         if self.nothing == "error":
             findings += _nothing_cut(ctx, choice)
         if findings:
-            raise ManyErrors(
-                f"{len(findings)} problem(s) with the plan; nothing was changed", findings
-            ).located(f"pass {ctx.name}")
+            raise ManyErrors.about("the plan", findings).located(f"pass {ctx.name}")
         _set_layouts(ctx, choice.decisions)
         for rule_index, nodes in choice.lost.items():
             rule = ctx.plan.params[rule_index]

@@ -61,9 +61,7 @@ class StackExperts(Pass):
         done = [container.id for container in containers if container.stacked]
         findings = [error for found in todo for error in container_problems(graph, ctx, found)]
         if findings:
-            raise ManyErrors(
-                f"{len(findings)} problem(s) with experts; nothing was changed", findings
-            ).located(f"pass {ctx.name}")
+            raise ManyErrors.about("experts", findings).located(f"pass {ctx.name}")
         if done:
             ctx.skip(done, why="its parameters are stacked already")
         if not containers:

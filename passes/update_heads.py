@@ -68,9 +68,7 @@ class UpdateHeads(Pass):
         for check in (wide_norms, per_head_modules):
             findings += grouped(ctx, (f for one in found for f in check(graph, one)))
         if findings:
-            raise ManyErrors(
-                f"{len(findings)} problem(s) with head counts; nothing was changed", findings
-            ).located(f"pass {ctx.name}")
+            raise ManyErrors.about("head counts", findings).located(f"pass {ctx.name}")
         edits = _edits(graph, found, declared, size)
         _divide(graph, ctx, edits)
         _report_uncounted(graph, ctx, found, {node for _, nodes in edits for node in nodes})

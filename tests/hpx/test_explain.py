@@ -70,6 +70,21 @@ def test_rules_that_lost_say_where_they_stopped_closest_first(moe: Run) -> None:
     )
 
 
+def test_rules_that_matched_and_lost_stand_apart_from_those_that_came_close(
+    graph_of: GraphOf, run_of: RunOf
+) -> None:
+    graph = graph_of({f"a.{name}.weight": (8, 4) for name in "qko"} | {"scale": (4,)})
+    rules = {"a.q.*": {"tp": "S(0)"}, "a.k.*": {"tp": "S(0)"}, "a.*.weight": {}, "**": {}}
+    run = run_of(graph, {name: rule or "replicate" for name, rule in rules.items()}, "tp=2")
+    lines = str(run.explain("a.q.weight")).splitlines()
+    at, close = lines.index("matched and lost"), lines.index("came close")
+    assert [line.split()[2] for line in lines[at + 1 : close - 1]] == ["'a.*.weight'", "'**'"]
+    assert lines[close + 1].split()[2] == "'a.k.*'"
+    tried = run.explain("a.q.weight").to_json()["tried"]
+    assert isinstance(tried, list)
+    assert [entry["matched"] for entry in tried] == [True, True, False]
+
+
 def test_m4_each_parameter_of_a_moe_shows_its_mesh_axes_and_rule(moe: Run) -> None:
     q = str(moe.explain(Q_PROJ))
     expert = str(moe.explain(STACKED))

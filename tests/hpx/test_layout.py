@@ -293,7 +293,7 @@ def test_an_axis_that_looks_like_none_is_an_error_with_the_weight_axes() -> None
 
 
 def test_no_axis_is_proposed_on_a_mesh_without_weight_axes() -> None:
-    with pytest.raises(LayoutError, match="its weight axes are none. Fix: write R"):
+    with pytest.raises(LayoutError, match=r"its weight axes are none\. Fix: write R"):
         Layout.parse({"dpp": "S(0)"}).resolve(MeshSpec.parse("dp=4"), 2)
 
 

@@ -388,7 +388,7 @@ def test_a_parametrised_module_is_refused_whole() -> None:
     plan = ShardingPlan({"up.weight": COL, "down.weight": ROW}, default="replicate")
     text = refused(ModuleGraph.from_module(model), plan)
     assert "up, rule 1: up.weight cannot be sharded" in text
-    assert "1 problem(s) with the plan; nothing was changed" in text
+    assert "1 problem with the plan; nothing was changed" in text
 
 
 def test_the_parts_of_a_parametrised_weight_are_refused_too() -> None:

@@ -372,7 +372,7 @@ def test_all_problems_are_told_together_and_nothing_is_stacked() -> None:
     before = graph(model)
     nodes = dict(before.nodes)
     text = refused(before)
-    assert "2 problem(s) with experts; nothing was changed" in text
+    assert "2 problems with experts; nothing was changed" in text
     assert before.nodes == nodes
 
 
