@@ -14,6 +14,7 @@ __all__ = ["run_app"]
 
 _INTERRUPTED: Final = 130
 _QUOTED_NAME: Final = re.compile(r"'(--?[a-zA-Z][\w-]*)'|(?<=issing argument )'([^']*)'")
+_GUESS: Final = re.compile(r"( \(Possible options: |\. Did you mean ).*$")
 
 
 class _Context(Protocol):
@@ -65,7 +66,7 @@ def _told(program: str, error: _WrongUse) -> int:
     command = program if error.ctx is None else error.ctx.command_path
     text = _one_line(error.format_message())
     if near := getattr(error, "possibilities", None):  # best first, while the message sorts them
-        text = f"{text.partition(' (Possible')[0]}, did you mean {near[0]}?"
+        text = f"{_GUESS.sub('', text)}, did you mean {near[0]}?"
     tell(f"{program}: error: {text} (see {command} --help)")
     return error.exit_code
 
@@ -81,5 +82,6 @@ def _one_line(text: str) -> str:
     text = " ".join(text.split()).removesuffix(".")
     text = _QUOTED_NAME.sub(lambda found: found[1] or found[2], text)
     text = text.replace("No such option: ", "no such option ").replace("Value error, ", "")
-    text = re.sub(r"argument\(s\) \((.*)\)$", r"argument \1", text)
+    text = re.sub(r"argument(?:\(s\))? \((.*)\)$", r"argument \1", text)
+    text = re.sub(r"\. Did you mean '([^']*)'\?$", r", did you mean \1?", text)
     return text[:1].lower() + text[1:]

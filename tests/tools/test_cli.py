@@ -432,6 +432,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(
     ("arguments", "said"),
     [
         (["frob"], "no such command 'frob' (see hpx --help)"),
+        (["exlpain"], "no such command 'exlpain', did you mean explain? (see hpx --help)"),
         (["explain"], "missing argument RUN (see hpx explain --help)"),
         (["explain", "a"], "missing argument NAME (see hpx explain --help)"),
         (["run", "x"], "missing option --plan (see hpx run --help)"),
