@@ -135,7 +135,7 @@ def _all_gather(x: Tensor, group: ProcessGroup, sizes: Sequence[int]) -> Tensor:
         pieces = functional.all_gather_tensor(x.unsqueeze(0), 0, group)
     else:
         pieces = x.new_empty((group.size(), *x.shape))
-        dist.all_gather_into_tensor(pieces.flatten(0, 1), x, group)
+        dist.all_gather_single(pieces.flatten(0, 1), x, group)
     if len(set(sizes)) == 1:
         return pieces.movedim(0, -2).reshape(*x.shape[:-1], sum(sizes))
     return torch.cat([piece[..., :size] for piece, size in zip(pieces, sizes, strict=True)], dim=-1)

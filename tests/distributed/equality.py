@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -12,101 +14,12 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 import hpx
-from hpx import bundled
 from hpx.plan import ShardingPlan
+from hpx.runtime import boundaries, inputs, local
 from hpx.runtime.apply import apply
+from hpx.runtime.around import Call
 from hpx.runtime.record import Applied
-
-LLAMA: Final = """\
-params:
-  "model.embed_tokens.weight": {tp: S(0)}
-  "model.layers.*.self_attn.{q,k,v}_proj.weight": {tp: S(0)}
-  "model.layers.*.self_attn.o_proj.weight": {tp: S(1)}
-"""
-MLP: Final = """\
-  "model.layers.*.mlp.{gate,up}_proj.weight": {tp: S(0)}
-  "model.layers.*.mlp.down_proj.weight": {tp: S(1)}
-"""
-HEAD: Final = '  "lm_head.weight": {tp: S(0)}\n'
-REST: Final = "default: replicate\n"
-GPT2: Final = """\
-params:
-  "transformer.h.*.mlp.c_fc.weight": {tp: S(1)}
-  "transformer.h.*.mlp.c_proj.weight": {tp: S(0)}
-  "transformer.wte.weight": {tp: S(0)}
-"""
-VOCABULARY: Final = 48
-
-
-def _sizes(**more: Any) -> dict[str, Any]:
-    return {
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": VOCABULARY,
-        "max_position_embeddings": 64,
-        "pad_token_id": 3,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        **more,
-    }
-
-
-def llama() -> nn.Module:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    # With biases everywhere: those of o_proj and down_proj are rowwise.
-    config = LlamaConfig(**_sizes(attention_bias=True, mlp_bias=True))
-    return LlamaForCausalLM(config)
-
-
-def qwen2() -> nn.Module:
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    return Qwen2ForCausalLM(Qwen2Config(**_sizes(tie_word_embeddings=False)))
-
-
-def qwen3() -> nn.Module:
-    """A norm of q and k inside the region: whole, and with a part of its gradient on each rank."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    return Qwen3ForCausalLM(Qwen3Config(**_sizes(head_dim=8, tie_word_embeddings=False)))
-
-
-def gemma() -> nn.Module:
-    from transformers import GemmaConfig, GemmaForCausalLM
-
-    return GemmaForCausalLM(GemmaConfig(**_sizes(head_dim=8)))
-
-
-def gpt2() -> nn.Module:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
-    rates = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    tokens = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2}
-    return GPT2LMHeadModel(GPT2Config(**sizes, **rates, **tokens))
-
-
-def tiny_llama() -> nn.Module:
-    return bundled.tiny_llama()
-
-
-def tiny_moe() -> nn.Module:
-    return bundled.tiny_moe()
-
-
-MODELS: Final[dict[str, tuple[Callable[[], nn.Module], str]]] = {
-    "llama": (llama, LLAMA + MLP + HEAD + REST),
-    "qwen2": (qwen2, LLAMA + MLP + HEAD + REST),
-    "qwen3": (qwen3, LLAMA + MLP + HEAD + REST),
-    "gemma": (gemma, LLAMA + MLP + REST),
-    "gpt2": (gpt2, GPT2 + REST),
-    "tiny_llama": (tiny_llama, LLAMA + MLP + HEAD + REST),
-    "tiny_moe": (tiny_moe, LLAMA + HEAD + REST),
-}
+from tests.distributed.equality_models import MODELS, PADDING, PADDING_LATE, VOCABULARY
 
 
 def built(name: str) -> nn.Module:
@@ -123,19 +36,18 @@ def built(name: str) -> nn.Module:
 
 
 def batches(number: int) -> list[Tensor]:
-    """Different tokens for every data-parallel rank, padding and both halves of the table among
-    them."""
+    """Different tokens for every data-parallel rank; every id is in each, so that a row of the
+    embedding whose gradient is lost shows, and padding stands before, as far as there is any."""
     torch.manual_seed(1)
-    ids = torch.randint(0, VOCABULARY, (number, 2, 9))
-    ids[:, 0, :2] = 3
-    return list(ids)
+    ids = torch.stack([torch.randperm(VOCABULARY) for _ in range(number)]).view(number, 2, -1)
+    padding = torch.tensor([[PADDING, PADDING_LATE]] * 2).expand(number, 2, 2)
+    # A causal loss gives the last token of a row no gradient: that one is there twice.
+    return list(torch.cat((padding, ids, ids[..., :1]), dim=-1))
 
 
-def forward(model: nn.Module, ids: Tensor) -> tuple[Tensor, Tensor]:
+def forward(name: str, model: nn.Module, ids: Tensor) -> tuple[Tensor, Tensor]:
     """Logits and loss."""
-    out = (
-        model(ids) if "bundled" in type(model).__module__ else model(input_ids=ids, use_cache=False)
-    )
+    out = model(ids) if name.startswith("tiny") else model(input_ids=ids, use_cache=False)
     logits = out if isinstance(out, Tensor) else out.logits
     assert isinstance(logits, Tensor)
     loss = functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
@@ -152,8 +64,8 @@ def whole_step(name: str, number: int) -> dict[str, Tensor]:
     optimizer = step(model)
     found: dict[str, Tensor] = {}
     for index, ids in enumerate(batches(number)):
-        logits, loss = forward(model, ids)
-        (loss / number).backward()
+        logits, loss = forward(name, model, ids)
+        (loss / number).backward()  # type: ignore[no-untyped-call]
         found[f"logits of batch {index}"], found[f"loss of batch {index}"] = logits, loss
     for path, parameter in model.named_parameters():
         assert parameter.grad is not None
@@ -168,27 +80,31 @@ def sharded_step(
     name: str,
     mesh: str,
     pipeline: str,
-    wrap: Callable[[nn.Module, Applied], Any] | None = None,
+    wrap: str | None = None,
 ) -> dict[str, Tensor]:
     """The same of the sharded model, whole tensors gathered; batches of this dp rank only."""
     model = built(name)
     plan = ShardingPlan.from_text(MODELS[name][1], "plan.yaml")
     applied = apply(model, plan, mesh, pipeline)
-    if wrap is not None:
-        wrap(model, applied)
+    computed = WRAPS[wrap](model, applied) if wrap is not None else model
+    averaged = wrap in ("fsdp", "fsdp of leaves")
     coordinate = applied.meshes.coordinate("dense")
     number = applied.meshes.spec.size("dp", 1)
     optimizer = step(model)
     index = coordinate.get("dp", 0)
-    logits, loss = forward(model, batches(number)[index])
-    (loss if wrap is not None else loss / number).backward()
+    logits, loss = forward(name, computed, batches(number)[index])
+    (loss if averaged else loss / number).backward()  # type: ignore[no-untyped-call]
     found = {f"logits of batch {index}": logits, f"loss of batch {index}": loss}
-    if number > 1 and wrap is None:
+    if number > 1 and not averaged:
         _sum_over_dp(model, applied)
     found |= {f"gradient of {p}": whole(t) for p, t in gradients(model)}
     optimizer.step()
     found |= {f"new {p}": whole(t) for p, t in model.named_parameters()}
-    return {key: value.detach().clone() for key, value in found.items()}
+    return {_plain(key): value.detach().clone() for key, value in found.items()}
+
+
+def _plain(key: str) -> str:
+    return key.replace("_checkpoint_wrapped_module.", "")
 
 
 def gradients(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -206,6 +122,64 @@ def _sum_over_dp(model: nn.Module, applied: Applied) -> None:
     for _, gradient in gradients(model):
         local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
         dist.all_reduce(local, group=group)
+
+
+def _layers(model: nn.Module) -> nn.ModuleList:
+    found = next(m for n, m in model.named_modules() if n in ("model.layers", "transformer.h"))
+    assert isinstance(found, nn.ModuleList)
+    return found
+
+
+def _fsdp(model: nn.Module, applied: Applied) -> nn.Module:
+    return hpx.fully_shard(applied)
+
+
+def _fsdp_of_leaves(model: nn.Module, applied: Applied) -> nn.Module:
+    """Groups that are the very modules which own parameters, and the boundaries around them."""
+    names = [n for n, m in model.named_modules() if n.endswith(("mlp", "self_attn", "o_proj"))]
+    return hpx.fully_shard(applied, modules=names)
+
+
+def _checkpointed(reentrant: bool) -> Callable[[nn.Module, Applied], nn.Module]:
+    def wrap(model: nn.Module, _applied: Applied) -> nn.Module:
+        from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+            CheckpointImpl,
+            checkpoint_wrapper,
+        )
+
+        kind = CheckpointImpl.REENTRANT if reentrant else CheckpointImpl.NO_REENTRANT
+        layers = _layers(model)
+        for index, layer in enumerate(layers):
+            layers[index] = checkpoint_wrapper(layer, checkpoint_impl=kind)
+        return model
+
+    return wrap
+
+
+def _checkpointed_parts(model: nn.Module, _applied: Applied) -> nn.Module:
+    """Checkpoints around regions and around layers inside them."""
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+        apply_activation_checkpointing,
+    )
+
+    names = ("self_attn", "down_proj", "c_proj")
+    chosen = [m for n, m in model.named_modules() if n.rpartition(".")[2] in names]
+    apply_activation_checkpointing(model, check_fn=lambda m: any(m is c for c in chosen))
+    return model
+
+
+def _compiled(model: nn.Module, _applied: Applied) -> nn.Module:
+    return torch.compile(model, backend="aot_eager")  # type: ignore[return-value]
+
+
+WRAPS: Final[dict[str, Callable[[nn.Module, Applied], nn.Module]]] = {
+    "fsdp": _fsdp,
+    "fsdp of leaves": _fsdp_of_leaves,
+    "checkpoint": _checkpointed(False),
+    "reentrant checkpoint": _checkpointed(True),
+    "checkpoint of parts": _checkpointed_parts,
+    "compile": _compiled,
+}
 
 
 def deviation(found: Tensor, expected: Tensor) -> float:
@@ -230,14 +204,81 @@ def unstacked(applied_names: dict[str, Tensor], expected: dict[str, Tensor]) -> 
     return found
 
 
+@contextmanager
+def no_casts() -> Iterator[None]:
+    """Models of transformers cast to float32 in norms and elsewhere, which rounds deviations off:
+    without these casts a step in float64 is one."""
+    cast_float, cast_to = Tensor.float, Tensor.to
+
+    def to(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        wanted = torch.float32 in args or kwargs.get("dtype") is torch.float32
+        if tensor.dtype is torch.float64 and wanted:
+            return tensor
+        return cast_to(tensor, *args, **kwargs)
+
+    patched: Any = Tensor
+    patched.float = lambda x: x if x.dtype is torch.float64 else cast_float(x)
+    patched.to = to
+    try:
+        yield
+    finally:
+        patched.float, patched.to = cast_float, cast_to
+
+
+@contextmanager
+def broken(what: str) -> Iterator[None]:
+    """The runtime with one fault, to see that the comparison notices it."""
+    if what == "inputs are not copied":
+        with mock.patch.object(inputs, "copy_to_region", lambda x, _group: x):
+            yield
+    elif what == "outputs are not summed":
+        with mock.patch.object(boundaries, "reduce_from_region", lambda x, _group: x):
+            yield
+    elif what == "partial gradients are not summed":
+        with mock.patch.object(local, "all_reduce_sum", lambda x, _group: x):
+            yield
+    elif what == "a bias on every rank":
+        with mock.patch.object(boundaries._Rowwise, "enter", return_value=None):
+            yield
+    elif what == "padding_idx on shifted ids":
+        with mock.patch.object(Call, "swap", _swap_all_but_padding):
+            yield
+    else:
+        assert what == "nothing"
+        yield
+
+
+_swap = Call.swap
+
+
+def _swap_all_but_padding(call: Call, table: Any, name: str, value: object) -> None:
+    if name != "padding_idx":
+        _swap(call, table, name, value)
+
+
+def zero_rows(name: str) -> list[int]:
+    """Tokens whose row of the embedding has no gradient in the unsharded step."""
+    with no_casts():
+        gradient = whole_step(name, 1)["gradient of model.embed_tokens.weight"]
+    rows: list[int] = (gradient.abs().amax(dim=1) == 0).nonzero().flatten().tolist()
+    return rows
+
+
+def deviations_if(what: str, name: str, mesh: str) -> dict[str, float]:
+    """As `deviations`, with a fault in the runtime."""
+    with broken(what):
+        return deviations(name, mesh)
+
+
 def deviations(
     name: str,
     mesh: str,
     pipeline: str = "@run",
-    wrap: Callable[[nn.Module, Applied], Any] | None = None,
+    wrap: str | None = None,
 ) -> dict[str, float]:
     """By tensor, how far the sharded step is from the unsharded one, on this rank."""
     number = hpx.MeshSpec.parse(mesh).size("dp", 1)
-    expected = whole_step(name, number)
-    found = unstacked(sharded_step(name, mesh, pipeline, wrap), expected)
+    with no_casts():
+        expected = whole_step(name, number)
+        found = unstacked(sharded_step(name, mesh, pipeline, wrap), expected)
     return {key: deviation(value, expected[key]) for key, value in found.items()}

@@ -167,3 +167,35 @@ def test_a_tie_that_is_no_pair_of_names_is_an_error(value: str) -> None:
 def test_an_alias_may_repeat_a_layout() -> None:
     plan = ShardingPlan.from_text('params:\n  "a": &rows {tp: S(0)}\n  "b": *rows\n')
     assert [str(rule.layout) for rule in plan.params] == ["tp:S(0)", "tp:S(0)"]
+
+
+def test_a_boundary_keeps_its_line_and_reads_back() -> None:
+    text = (
+        "boundaries:\n"
+        '  "layers.*.attn": {input: {hidden: R, residual: none}, output: R}\n'
+        '  "head": none\n'
+    )
+    plan = ShardingPlan.from_text(text, "plan.yaml")
+    first, second = plan.boundaries
+    assert first.where == "plan.yaml:2"
+    assert first.inputs == (("hidden", "R"), ("residual", "none"))
+    assert first.output == "R"
+    assert second.none
+    assert ShardingPlan.from_json(plan.to_json()) == plan
+    assert ShardingPlan.from_text(plan.to_yaml()).content_key() == plan.content_key()
+    assert plan.content_key() != ShardingPlan().content_key()
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("{inputs: {x: R}}", "unknown key 'inputs'"),
+        ("{input: {x: S(1)}}", "x is 'S(1)': a boundary is R (whole) or none"),
+        ("R", "a boundary is 'R'"),
+        ("{}", "a boundary is {}"),
+    ],
+)
+def test_a_malformed_boundary_is_an_error_with_its_line(entry: str, message: str) -> None:
+    found = message_of(f'version: 1\nboundaries:\n  "a": {entry}\n')
+    assert found.startswith("plan.yaml:3")
+    assert message in found

@@ -1,0 +1,188 @@
+"""Local tensors inside a forward, DTensors at rest: on one rank of a fake group."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from hpx import bundled
+from hpx.errors import NotRunnableError
+from hpx.mesh import MeshSpec
+from hpx.plan import ShardingPlan
+from hpx.runtime import local
+from hpx.runtime.apply import apply
+from hpx.runtime.around import settle
+from hpx.runtime.journal import Journal
+from hpx.runtime.meshes import Meshes
+from tests.hpx.runtime.conftest import FakeGroup
+
+PLAN = """\
+params:
+  "model.embed_tokens.weight": {tp: S(0)}
+  "model.layers.*.self_attn.{q,k,v}_proj.weight": {tp: S(0)}
+  "model.layers.*.self_attn.o_proj.weight": {tp: S(1)}
+  "model.layers.*.mlp.{gate,up}_proj.weight": {tp: S(0)}
+  "model.layers.*.mlp.down_proj.weight": {tp: S(1)}
+default: replicate
+"""
+IDS = torch.arange(128, 136).view(1, 8)
+"""Tokens of rank 1, which these tests are: those of rank 0 are zeros, as nobody sends them."""
+
+
+@pytest.fixture
+def meshes(fake_group: FakeGroup) -> Meshes:
+    fake_group(1, 2)
+    return MeshSpec.parse("tp=2").build("cpu")
+
+
+@pytest.fixture
+def model(fake_group: FakeGroup) -> nn.Module:
+    fake_group(1, 2)
+    made = bundled.tiny_llama(tied=True)
+    apply(made, ShardingPlan.from_text(PLAN), "tp=2", "@run")
+    return made
+
+
+def at_rest(model: nn.Module) -> bool:
+    return all(isinstance(p.data, DTensor) for p in model.parameters())
+
+
+def down(model: nn.Module) -> nn.Module:
+    return model.get_submodule("model.layers.0.mlp.down_proj")
+
+
+def test_parameters_are_local_inside_and_the_same_objects_after(model: nn.Module) -> None:
+    before = {name: id(p) for name, p in model.named_parameters()}
+    seen: list[Tensor] = []
+    module = down(model)
+    inner = module.forward
+
+    def watched(*args: Any) -> Any:
+        seen.append(module._parameters["weight"])  # type: ignore[arg-type]
+        return inner(*args)
+
+    module.forward = watched
+    model(IDS).sum().backward()
+    rest: Any = module.weight
+    assert type(seen[0]) is Tensor
+    assert seen[0].data_ptr() == rest.to_local().data_ptr()
+    assert {name: id(p) for name, p in model.named_parameters()} == before
+    assert all(isinstance(p.grad, DTensor) for p in model.parameters())
+
+
+def test_an_exception_inside_restores_at_once(model: nn.Module) -> None:
+    def fail(*_: Any) -> None:
+        raise ValueError("inside")
+
+    down(model).forward = fail
+    with pytest.raises(ValueError, match="inside"):
+        model(IDS)
+    assert at_rest(model)
+
+
+@pytest.mark.parametrize("how", ["next call", "settle"])
+def test_an_interrupt_is_mended(model: nn.Module, how: str) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = {name: id(p) for name, p in model.named_parameters()}
+    module = down(model)
+    module.forward = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        model(IDS)
+    del module.forward
+    assert not at_rest(model)
+    if how == "settle":
+        settle(model)
+    else:
+        model(IDS)
+    assert {name: id(p) for name, p in model.named_parameters()} == before
+
+
+class Recursive(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor, depth: int) -> Tensor:
+        inner = self(x, depth - 1) if depth else x
+        out: Tensor = inner * self.weight  # read after the inner call has ended
+        return out
+
+
+def test_a_module_inside_its_own_call_keeps_its_local_tensor(meshes: Meshes) -> None:
+    module = Recursive()
+    placed = DTensor.from_local(torch.ones(4), meshes.sub("tp"), run_check=False)
+    module.weight = parameter = nn.Parameter(placed)
+    local.install(module, ["weight"], meshes, Journal())
+    assert module(torch.ones(4), 2).tolist() == [1.0] * 4
+    assert module._parameters["weight"] is parameter
+
+
+def test_a_frozen_parameter_gets_no_gradient(model: nn.Module) -> None:
+    weight = down(model).weight
+    assert isinstance(weight, nn.Parameter)
+    weight.requires_grad_(False)
+    model(IDS).sum().backward()
+    assert weight.grad is None
+    assert not weight.requires_grad
+
+
+def test_no_grad_computes_without_recording(model: nn.Module) -> None:
+    with torch.no_grad():
+        assert not model(IDS).requires_grad
+    assert at_rest(model)
+
+
+def test_a_copy_of_the_model_computes_with_its_own_parameters(model: nn.Module) -> None:
+    before = model(IDS)
+    assert before.abs().max() > 0
+    other = copy.deepcopy(model)
+    assert torch.equal(other(IDS), before)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    assert other(IDS).abs().max() == 0
+    assert torch.equal(model(IDS), before)
+
+
+def test_tied_names_stay_one_parameter_with_one_gradient(model: nn.Module) -> None:
+    model(IDS).sum().backward()
+    embedding = model.get_submodule("model.embed_tokens")
+    assert model.get_submodule("lm_head").weight is embedding.weight
+
+
+def test_a_childs_weight_that_is_read_past_it_is_an_error(model: nn.Module) -> None:
+    weight: Any = down(model).weight
+    with pytest.raises(RuntimeError, match=r"mixed torch\.Tensor and DTensor"):
+        nn.functional.linear(torch.ones(1, 128), weight)
+
+
+def test_multihead_attention_reads_its_childs_weight_and_works(meshes: Meshes) -> None:
+    module = nn.MultiheadAttention(8, 2)
+    for owner in (module, module.out_proj):
+        for name, value in list(owner._parameters.items()):
+            if value is not None:
+                placed = DTensor.from_local(value.detach(), meshes.sub("tp"), run_check=False)
+                owner._parameters[name] = nn.Parameter(placed)
+    local.install(module, ["in_proj_weight", "in_proj_bias"], meshes, Journal())
+    x = torch.randn(3, 1, 8)
+    assert module(x, x, x)[0].shape == x.shape
+    assert at_rest(module)
+
+
+def test_a_module_that_is_not_runnable_says_why(meshes: Meshes) -> None:
+    module = nn.Linear(2, 2)
+    local.install(module, [], meshes, Journal(), not_runnable="insert-collectives is missing")
+    with pytest.raises(NotRunnableError, match="insert-collectives is missing"):
+        module(torch.ones(2))
+
+
+def test_calling_a_part_of_a_region_past_it_is_an_error(model: nn.Module) -> None:
+    with pytest.raises(NotRunnableError, match="the module around it is not"):
+        model.get_submodule("model.layers.0.mlp").forward(torch.ones(1, 1, 64))
