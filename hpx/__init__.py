@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from hpx.runtime.data_parallel import clip_grad_norm_, fully_shard
     from hpx.runtime.record import Applied
     from hpx.runtime.restore import restore, state_dict
+    from hpx.runtime.ties import to_empty
 
 __version__ = "0.1.0"
 
@@ -77,6 +78,7 @@ __all__ = [
     "restore",
     "run",
     "state_dict",
+    "to_empty",
 ]
 
 _HOME: Final = {
@@ -86,6 +88,7 @@ _HOME: Final = {
     "fully_shard": "hpx.runtime.data_parallel",
     "restore": "hpx.runtime.restore",
     "state_dict": "hpx.runtime.restore",
+    "to_empty": "hpx.runtime.ties",
     "Layout": "hpx.layout",
     "MeshSpec": "hpx.mesh",
     "ModuleGraph": "hpx.graph.graph",

@@ -21,10 +21,11 @@ from hpx.runtime.install import install
 from hpx.runtime.journal import Fault, Journal
 from hpx.runtime.materialize import Built, Sources, build, check_sources
 from hpx.runtime.meshes import Meshes
+from hpx.runtime.part import fit
 from hpx.runtime.proof import verify_elements
-from hpx.runtime.record import Applied, applied_to, refuse_wrapped
+from hpx.runtime.record import Applied, applied_to, refuse_wrapped, remember
 from hpx.runtime.verify import verify_model
-from hpx.runtime.vote import agree, vote
+from hpx.runtime.vote import agree, agree_on_mesh, vote
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,6 +45,7 @@ def apply(
     pipeline: str | Sequence[str | Pass | type[Pass]] = "@default",
     *,
     run: Run | None = None,
+    prefix: str = "",
     verify: Verify = "fast",
     donate: bool = False,
     device_type: str | None = None,
@@ -56,7 +58,9 @@ def apply(
         plan: A plan, or the path of a plan file. Not with ``run``.
         mesh: A mesh or its text; `MeshSpec.from_mesh` for device meshes that exist already.
         pipeline: Text form or passes; ``@run`` also inserts the collectives that a forward needs.
-        run: A run worked out before, on this model or on the whole of which it is a part.
+        run: A run worked out before, on this model, on its twin on the meta device, or on the
+            whole of which it is a part (a pipeline stage). Parts are matched by name.
+        prefix: The name that the model has in the whole that ``run`` was made for.
         verify: ``fast`` checks shapes, ties and flags of what was built; ``full`` also proves that
             every element is where the run says; ``off`` checks nothing.
         donate: Free each original as soon as its shard is built and every rank has built all of
@@ -76,12 +80,17 @@ def apply(
             "verify='full' needs the originals, and donate=True frees them",
             fix="use one of the two",
         )
-    meshes = _mesh_of(mesh, run).build(device_type)
+    spec, error = _attempt(lambda: _mesh_of(mesh, run))
+    agree_on_mesh(spec, error)
+    assert spec is not None
+    meshes = spec.build(device_type)
     earlier = applied_to(model)
-    made, error = _attempt(lambda: _work_out(model, plan, meshes.spec, pipeline, run, earlier))
+    made, error = _attempt(
+        lambda: _work_out(model, plan, meshes.spec, pipeline, run, prefix, earlier)
+    )
     vote(error, meshes)
     assert made is not None
-    agree(made, meshes)
+    agree(made, meshes, state="" if earlier is None else "sharded already")
     if earlier is not None:
         return earlier
     sources = Sources(model, made.entry)
@@ -105,6 +114,7 @@ def apply(
         raise
     assert applied is not None
     journal.commit()
+    remember(model)
     return applied
 
 
@@ -133,6 +143,7 @@ def _work_out(
     mesh: MeshSpec,
     pipeline: str | Sequence[str | Pass | type[Pass]],
     run: Run | None,
+    prefix: str,
     earlier: Applied | None,
 ) -> Run:
     """The run to carry out; that of the earlier application if it is the same request.
@@ -144,7 +155,9 @@ def _work_out(
         return earlier.same_request(plan, mesh, pipeline, run)
     refuse_wrapped(model)
     if run is not None:
-        return run
+        return fit(run, model, prefix)
+    if prefix:
+        raise HpxError("prefix= says where a part stands in a run, so it needs run=")
     if plan is None:
         raise HpxError("apply needs a plan", fix="give plan=..., or a run worked out before")
     return work_out(model, plan, mesh, pipeline)

@@ -43,8 +43,8 @@ def fully_shard(
         applied: What `hpx.apply` gave, or its model.
         modules: Names of the modules that become groups of their own, besides the experts and the
             root; by default the elements of the model's lists of layers.
-        mesh: The data mesh for the dense part; by default it is cut from the mesh of the run. Given,
-            it is checked against the mesh of every parameter.
+        mesh: The data mesh for the dense part; by default it is cut from the mesh of the run. One
+            that is given is checked against the mesh of every parameter.
         options: Passed on to ``torch.distributed.fsdp.fully_shard``.
 
     Returns:
@@ -107,7 +107,9 @@ def clip_grad_norm_(
     ]
     if not norms:
         return torch.tensor(0.0)
-    total = torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms]), norm_type)
+    total: torch.Tensor = torch.linalg.vector_norm(
+        torch.stack([n.to(norms[0].device) for n in norms]), norm_type
+    )
     if error_if_nonfinite and not math.isfinite(total.item()):
         raise RuntimeError(f"the norm of the gradients is {total.item()}, so it cannot be clipped")
     for group in groups.values():
@@ -116,8 +118,10 @@ def clip_grad_norm_(
 
 
 def _norm(grads: list[torch.Tensor], norm_type: float) -> torch.Tensor:
-    norm = get_total_norm(grads, norm_type)
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+    norm: torch.Tensor = get_total_norm(grads, norm_type)
+    if isinstance(norm, DTensor):
+        norm = norm.full_tensor()
+    return norm
 
 
 def _applied(given: Applied | nn.Module) -> Applied:

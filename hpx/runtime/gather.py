@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 from hpx.graph.nodes import TensorNode
-from hpx.lineage import Source, invert
+from hpx.lineage import Place, Source, invert
 from hpx.run import Run
 from hpx.runtime.record import Applied
 
-__all__ = ["current_parameter", "full_tensor", "kept_as", "original_state", "originals"]
+__all__ = ["current_parameter", "full_tensor", "kept_as", "originals"]
 
 
 def kept_as(run: Run) -> dict[int, int]:
@@ -42,6 +42,8 @@ def current_parameter(applied: Applied, node: TensorNode) -> nn.Parameter:
 def full_tensor(applied: Applied, node: TensorNode) -> torch.Tensor:
     """The whole tensor of a parameter, gathered; every rank of its mesh has to take part."""
     parameter = current_parameter(applied, node).detach()
+    if parameter.is_meta:
+        return torch.empty(node.shape, dtype=parameter.dtype, device="meta")
     if isinstance(parameter, DTensor):
         return parameter.full_tensor()
     if node.layout is None or not node.layout.shards:
@@ -58,46 +60,20 @@ def full_tensor(applied: Applied, node: TensorNode) -> torch.Tensor:
     return placed.full_tensor()
 
 
-def originals(applied: Applied) -> Iterator[tuple[int, torch.Tensor, bool]]:
-    """(entry id, whole tensor, requires_grad) of every original parameter, one at a time.
+def originals(
+    applied: Applied, whole: Callable[[Applied, TensorNode], torch.Tensor] = full_tensor
+) -> Iterator[tuple[TensorNode, Place, torch.Tensor]]:
+    """The whole tensor of every original parameter, one at a time, with where it lies.
 
     The tensors may be views of what was gathered; whoever keeps one copies it.
+
+    Args:
+        applied: What was applied.
+        whole: Gives the whole tensor of a parameter of the final graph.
     """
     entry = applied.run.entry
     for node in applied.run.graph.parameters():
-        whole = full_tensor(applied, node)
-        trained = current_parameter(applied, node).requires_grad
-        places = invert(node.lineage or Source(node.id), lambda i: entry.tensor(i).shape)
-        for place in places:
+        gathered = whole(applied, node)
+        for place in invert(node.lineage or Source(node.id), lambda i: entry.tensor(i).shape):
             index = tuple(k if isinstance(k, int) else slice(*k) for k in place.index)
-            yield place.node, whole[index], trained
-
-
-def original_state(applied: Applied) -> dict[str, torch.Tensor]:
-    """The state dict of the model as it was before: its names, its order, whole tensors."""
-    entry = applied.run.entry
-    whole = {node_id: tensor.clone() for node_id, tensor, _ in originals(applied)}
-    merged = kept_as(applied.run)
-    state: dict[str, torch.Tensor] = {}
-    # As torch does, a shared module is written under each of its names.
-    todo: list[tuple[int, str]] = [(entry.root, "")]
-    while todo:
-        module_id, prefix = todo.pop()
-        below: list[tuple[int, str]] = []
-        for name, child in entry.module(module_id).children.items():
-            node = entry.nodes[child]
-            if not isinstance(node, TensorNode):
-                below.append((child, f"{prefix}{name}."))
-            elif node.kind == "parameter":
-                state[prefix + name] = whole[merged.get(child, child)]
-            elif node.kind == "buffer" and node.spec.persistent:
-                owner = applied.model.get_submodule(entry.registered_path(module_id))
-                state[prefix + name] = _buffer(owner, name)
-        todo.extend(reversed(below))
-    return state
-
-
-def _buffer(owner: nn.Module, name: str) -> torch.Tensor:
-    buffer = owner._buffers[name]
-    assert buffer is not None
-    return buffer.detach().clone()
+            yield node, place, gathered[index]

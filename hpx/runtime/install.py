@@ -13,13 +13,15 @@ from typing import Any, cast
 from torch import nn
 
 from hpx.errors import PassError
+from hpx.lineage import sources as source_ids
 from hpx.run import Run
 from hpx.runtime.containers import put_containers
 from hpx.runtime.journal import Journal
 from hpx.runtime.localizing import localize
-from hpx.runtime.materialize import Built, Sources
+from hpx.runtime.materialize import Built, Replaced, Sources, attributes_of
 from hpx.runtime.meshes import Meshes
 from hpx.runtime.record import RECORD, Applied
+from hpx.runtime.ties import guard_ties
 
 __all__ = ["Installer", "install"]
 
@@ -31,19 +33,29 @@ def install(
     model: nn.Module, run: Run, meshes: Meshes, sources: Sources, built: Built, journal: Journal
 ) -> Applied:
     """Put everything in place and leave the record on the root module."""
-    applied = Applied(model, run, meshes, built.old_to_new)
+    applied = Applied(model, run, meshes)
     put_containers(run, meshes, sources, built, journal)
-    _put_parameters(run, sources, built, journal)
+    gone = _put_parameters(run, sources, built, journal)
+    gone += _stacked(run, built)
+    applied.old_to_new = Replaced((old, new) for _, old, new in gone)
+    kept = {node_id: attributes_of(old) for node_id, old, _ in gone}
+    applied.attributes = {node_id: found for node_id, found in kept.items() if found}
     _set_attributes(model, run, journal)
     localize(model, run, meshes, journal)
     _attach(model, run, meshes, journal)
+    guard_ties(model, run, journal)
     journal.set_attribute(model, RECORD, applied)
     applied.handles = journal.handles
     return applied
 
 
-def _put_parameters(run: Run, sources: Sources, built: Built, journal: Journal) -> None:
-    """Every parameter that is no stack, under each of its names."""
+_Gone = tuple[int, nn.Parameter, nn.Parameter]
+"""A parameter that left the model: its entry id, itself, and what took its place."""
+
+
+def _put_parameters(run: Run, sources: Sources, built: Built, journal: Journal) -> list[_Gone]:
+    """Put every parameter that is no stack under each of its names; what stood there before."""
+    gone: list[_Gone] = []
     for node in run.graph.parameters():
         if node.lineage is not None:
             continue
@@ -52,8 +64,22 @@ def _put_parameters(run: Run, sources: Sources, built: Built, journal: Journal) 
             parameter = sources.parameter(node.id)
         for parent, name in ((node.parent, node.name), *node.more):
             owner = sources.owner(parent)
-            if owner._parameters.get(name) is not parameter:
+            found = owner._parameters.get(name)
+            if found is not parameter:
                 journal.set_parameter(owner, name, parameter)
+                if found is not None:
+                    gone.append((run.entry.module(parent).children[name], found, parameter))
+    return gone
+
+
+def _stacked(run: Run, built: Built) -> list[_Gone]:
+    """The parameters that stacks were made of."""
+    return [
+        (source, old, built.parameters[node.id])
+        for node in run.graph.parameters()
+        if node.lineage is not None
+        for source, old in zip(source_ids(node.lineage), built.originals[node.id], strict=True)
+    ]
 
 
 def _set_attributes(model: nn.Module, run: Run, journal: Journal) -> None:

@@ -15,7 +15,7 @@ from hpx.run import Run
 from hpx.runtime import local
 from hpx.runtime.journal import Journal
 from hpx.runtime.meshes import Meshes
-from hpx.runtime.permanent import make_permanent
+from hpx.runtime.permanent import guard
 
 __all__ = ["localize"]
 
@@ -50,7 +50,7 @@ def localize(model: nn.Module, run: Run, meshes: Meshes, journal: Journal) -> No
                 if node.props.get("reduce"):
                     partial.setdefault(owner, []).append(name)
     if permanent:
-        make_permanent(model, run, meshes, journal)
+        guard(model, run, journal)
     for owner in sorted(names.keys() | refusals.keys()):
         local.install(
             model.get_submodule(run.graph.registered_path(owner)),

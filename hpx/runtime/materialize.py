@@ -7,8 +7,10 @@ are looked up in the model by the names that the entry graph gives them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 import torch
 from torch import nn
@@ -25,13 +27,18 @@ from hpx.runtime.meshes import Meshes
 
 __all__ = [
     "Built",
+    "Replaced",
     "Sources",
+    "attributes_of",
     "build",
     "build_parameter",
     "check_sources",
+    "give_attributes",
     "local_ranges",
     "parameters_to_build",
 ]
+
+_OF_TORCH: Final = frozenset(["_is_param"])
 
 
 class Sources:
@@ -65,7 +72,7 @@ class Sources:
         """The parameter with this id; checked against what the graph says of it.
 
         Raises:
-            PassError: It is missing, or has another shape or dtype.
+            PassError: It is missing, has another shape or dtype, or has hooks of its own.
         """
         node = self._entry.tensor(node_id)
         found = self.owner(node.parent)._parameters.get(node.name)
@@ -74,6 +81,12 @@ class Sources:
         dtype = self._dtypes.get(found.dtype)
         if dtype is None:
             dtype = self._dtypes[found.dtype] = str(found.dtype).removeprefix("torch.")
+        if found._backward_hooks or found._post_accumulate_grad_hooks:
+            raise PassError(
+                "it has hooks of its own, and the parameter in its place would not",
+                where=self._entry.path(node_id),
+                fix="register them after hpx.apply",
+            )
         if found.shape != node.spec.shape or dtype != node.spec.dtype:
             raise _foreign(
                 self._entry.path(node_id),
@@ -117,18 +130,32 @@ class Built:
 
     parameters: dict[int, nn.Parameter] = field(default_factory=dict)
     originals: dict[int, list[nn.Parameter]] = field(default_factory=dict)
-
     by_source: dict[int, torch.Tensor] = field(default_factory=dict)
 
-    @property
-    def old_to_new(self) -> dict[nn.Parameter, nn.Parameter]:
-        """Every original that leaves the model, and the parameter that takes its place."""
-        return {
-            old: self.parameters[node_id]
-            for node_id, olds in self.originals.items()
-            for old in olds
-            if old is not self.parameters[node_id]
-        }
+
+class Replaced(Mapping[nn.Parameter, nn.Parameter]):
+    """From old parameters to new ones; it does not keep the old ones alive.
+
+    So an original is there as long as somebody else holds it, such as an optimizer.
+    """
+
+    def __init__(self, pairs: Iterable[tuple[nn.Parameter, nn.Parameter]] = ()) -> None:
+        self._new = {id(old): (weakref.ref(old), new) for old, new in pairs}
+
+    def __getitem__(self, old: nn.Parameter) -> nn.Parameter:
+        found = self._new.get(id(old))
+        if found is None or found[0]() is not old:  # an id is used again
+            raise KeyError(old)
+        return found[1]
+
+    def __iter__(self) -> Iterator[nn.Parameter]:
+        return (old for ref, _ in self._new.values() if (old := ref()) is not None)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __reduce__(self) -> tuple[type[Replaced], tuple[()]]:
+        return Replaced, ()  # a copy of the model has no originals
 
 
 def check_sources(run: Run, sources: Sources) -> None:
@@ -197,8 +224,9 @@ def build_parameter(
     """
     lineage: Lineage = node.lineage or Source(node.id)
     first = sources.parameter(next(source_ids(lineage)))
+    permanent = node.props.get("localized") == "permanent"
     if isinstance(first.data, DTensor):
-        return _keep_placed(node, first, meshes)
+        return _keep_placed(node, first, meshes, permanent=permanent)
     ranges = local_ranges(node, meshes)
     whole = node.lineage is None and all(
         stop - start == size for (start, stop), size in zip(ranges, node.shape, strict=True)
@@ -206,7 +234,7 @@ def build_parameter(
     keep = whole and donate
     local = first.detach() if keep else _assemble(lineage, sources, ranges, like=first)
     data: torch.Tensor = local
-    if node.layout is not None:
+    if node.layout is not None and not permanent:
         mesh, placements = meshes.of(node.layout)
         data = DTensor.from_local(
             local,
@@ -217,15 +245,25 @@ def build_parameter(
             stride=_strides(node.shape, local),
         )
     parameter = nn.Parameter(data, requires_grad=first.requires_grad)
-    for name, value in vars(first).items():
-        if not name.startswith("_"):
-            setattr(parameter, name, value)
+    give_attributes(parameter, attributes_of(first))
     return parameter
+
+
+def attributes_of(tensor: torch.Tensor) -> dict[str, object]:
+    """What somebody has set on a parameter, besides torch itself."""
+    return {name: value for name, value in vars(tensor).items() if name not in _OF_TORCH}
+
+
+def give_attributes(parameter: nn.Parameter, attributes: Mapping[str, object]) -> None:
+    """Set attributes on a parameter."""
+    for name, value in attributes.items():
+        setattr(parameter, name, value)
 
 
 def _strides(shape: tuple[int, ...], local: torch.Tensor) -> tuple[int, ...]:
     """Strides of the global tensor whose dims lie in memory in the order of the local one's."""
-    order = sorted(range(len(shape)), key=lambda dim: (-local.stride(dim), dim))
+    steps: tuple[int, ...] = local.stride()
+    order = sorted(range(len(shape)), key=lambda dim: (-steps[dim], dim))
     strides = [1] * len(shape)
     step = 1
     for dim in reversed(order):
@@ -251,14 +289,20 @@ def _assemble(
     return local
 
 
-def _keep_placed(node: TensorNode, parameter: nn.Parameter, meshes: Meshes) -> nn.Parameter:
+def _keep_placed(
+    node: TensorNode, parameter: nn.Parameter, meshes: Meshes, *, permanent: bool
+) -> nn.Parameter:
     """The DTensor that the model has already, if it is placed as the run says."""
     layout = node.layout or Layout()
     mesh, placements = meshes.of(layout)
     data = parameter.data
     assert isinstance(data, DTensor)
     if tuple(data.placements) == tuple(placements) and data.device_mesh == mesh:
-        return parameter
+        if not permanent:
+            return parameter
+        plain = nn.Parameter(data.to_local(), requires_grad=parameter.requires_grad)
+        give_attributes(plain, attributes_of(parameter))
+        return plain
     raise PlacementMismatchError(
         f"{node.name} is a DTensor already",
         why=f"expected {placements} on {mesh}, found {data.placements} on {data.device_mesh}",

@@ -15,34 +15,22 @@ from torch.distributed.tensor import DTensor
 from hpx.errors import HpxError
 from hpx.run import Run
 from hpx.runtime.journal import Journal
-from hpx.runtime.meshes import Meshes
 
-__all__ = ["make_permanent"]
+__all__ = ["guard"]
 
 
-def make_permanent(model: nn.Module, run: Run, meshes: Meshes, journal: Journal) -> None:
-    """Put local parameters in place of DTensors, and guard the model."""
-    del meshes
+def guard(model: nn.Module, run: Run, journal: Journal) -> None:
+    """Guard a model whose parameters are local for good."""
     guarded: dict[int, list[str]] = {}
     for node in run.graph.parameters():
-        if node.props.get("localized") != "permanent":
-            continue
-        owner = model.get_submodule(run.graph.registered_path(node.parent))
-        found = owner._parameters[node.name]
-        assert isinstance(found, DTensor)
-        plain = nn.Parameter(found.to_local().detach(), requires_grad=found.requires_grad)
-        for name, value in vars(found).items():
-            if not name.startswith("_"):
-                setattr(plain, name, value)
-        for parent, name in ((node.parent, node.name), *node.more):
-            module = model.get_submodule(run.graph.registered_path(parent))
-            journal.set_parameter(module, name, plain)
-            guarded.setdefault(parent, []).append(name)
+        if node.props.get("localized") == "permanent":
+            for parent, name in ((node.parent, node.name), *node.more):
+                guarded.setdefault(parent, []).append(name)
     journal.add_hook(model.register_state_dict_pre_hook, _refuse_state_dict)
     for parent, names in guarded.items():
         path = run.graph.registered_path(parent)
-        guard = _StillPlain(path, tuple(names))
-        journal.add_hook(model.get_submodule(path).register_forward_pre_hook, guard)
+        still = _StillPlain(path, tuple(names))
+        journal.add_hook(model.get_submodule(path).register_forward_pre_hook, still)
 
 
 def _refuse_state_dict(module: nn.Module, prefix: str, keep_vars: bool) -> NoReturn:

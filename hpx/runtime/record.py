@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from hpx.errors import HpxError
 from hpx.mesh import MeshSpec
@@ -20,10 +22,14 @@ from hpx.runtime.meshes import Meshes
 if TYPE_CHECKING:
     from hpx.pipeline.info import Pass
 
-__all__ = ["RECORD", "Applied", "applied_to", "refuse_wrapped"]
+__all__ = ["RECORD", "Applied", "applied_to", "refuse_wrapped", "remember"]
 
 RECORD = "_hpx_applied"
 """Attribute of the root module that holds the `Applied`."""
+
+_WRAPPED: Final = (FSDPModule, FullyShardedDataParallel, nn.parallel.DistributedDataParallel)
+_ROOTS: Final[weakref.WeakSet[nn.Module]] = weakref.WeakSet()
+"""Modules that something was applied to, so that their parts are known as well."""
 
 
 @dataclass(eq=False)
@@ -35,7 +41,9 @@ class Applied:
         run: What was carried out.
         meshes: The device meshes.
         old_to_new: The parameters that left the model, and what took their place: an optimizer
-            made before holds the old ones. All experts of a container map to one stacked parameter.
+            made before holds the old ones, this map does not. All experts of a container map to
+            one stacked parameter.
+        attributes: What was set on original parameters that were stacked, by entry id.
         handles: Takes the hooks off.
         data_parallel: Whether `hpx.fully_shard` was called after it.
     """
@@ -43,7 +51,8 @@ class Applied:
     model: nn.Module
     run: Run
     meshes: Meshes
-    old_to_new: Mapping[nn.Parameter, nn.Parameter]
+    old_to_new: Mapping[nn.Parameter, nn.Parameter] = field(default_factory=dict, repr=False)
+    attributes: Mapping[int, Mapping[str, object]] = field(default_factory=dict, repr=False)
     handles: list[Handle] = field(default_factory=list, repr=False)
     data_parallel: bool = False
 
@@ -79,11 +88,13 @@ class Applied:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Applied:
         # The copy of a model is sharded in the same way, and lives on the same meshes.
-        twin = Applied(self.model, self.run, self.meshes, self.old_to_new)
+        twin = Applied(
+            self.model, self.run, self.meshes, deepcopy(self.old_to_new), self.attributes
+        )
         memo[id(self)] = twin
-        from copy import deepcopy
-
         twin.model = deepcopy(self.model, memo)
+        twin.data_parallel = self.data_parallel
+        _ROOTS.add(twin.model)
         return twin
 
     def __repr__(self) -> str:
@@ -106,26 +117,32 @@ def applied_to(model: nn.Module) -> Applied | None:
     return found if isinstance(found, Applied) else None
 
 
+def remember(model: nn.Module) -> None:
+    """Know a model that something was applied to, when a part of it is asked about."""
+    _ROOTS.add(model)
+
+
 def refuse_wrapped(model: nn.Module) -> None:
-    """Refuse a model that data parallelism has wrapped or sharded already.
+    """Refuse a model of which all or a part is sharded, or wrapped by data parallelism, already.
 
     Raises:
-        HpxError: It has; says the order to use.
+        HpxError: It is; says the order to use.
     """
-    todo = [("", model)]
-    seen: set[int] = set()
-    while todo:
-        name, module = todo.pop()
-        if id(module) in seen:
-            continue
-        seen.add(id(module))
-        if isinstance(module, (FSDPModule, nn.parallel.DistributedDataParallel)):
-            kind = "fully_shard" if isinstance(module, FSDPModule) else "DistributedDataParallel"
+    for name, module in model.named_modules():
+        if isinstance(module, _WRAPPED):
+            kind = "fully_shard" if isinstance(module, FSDPModule) else type(module).__name__
             raise HpxError(
                 f"{kind} was applied to '{name or 'the model'}' already",
                 why="its parameters are no longer the whole ones that a plan speaks of",
                 fix="hpx.apply first, then hpx.fully_shard(applied)",
             )
-        if module._modules:
-            prefix = f"{name}." if name else ""
-            todo += [(prefix + n, m) for n, m in module._modules.items() if m is not None]
+    for root in _ROOTS:
+        if applied_to(root) is None:
+            continue
+        for outer, inner, which in ((root, model, "contains"), (model, root, "is a part of")):
+            if any(module is inner for module in outer.modules()):
+                raise HpxError(
+                    f"a {type(root).__name__} that {which} this {type(model).__name__} is sharded"
+                    " already",
+                    fix="call hpx.restore on that one first, or apply to the whole model once",
+                )

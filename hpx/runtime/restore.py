@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from hpx.errors import HpxError
-from hpx.graph.nodes import ModuleNode
 from hpx.lineage import sources
 from hpx.runtime.containers import take_containers_out
-from hpx.runtime.gather import kept_as, original_state, originals
+from hpx.runtime.gather import current_parameter, kept_as, originals
 from hpx.runtime.journal import Fault, Journal
+from hpx.runtime.materialize import attributes_of, give_attributes
 from hpx.runtime.record import RECORD, Applied, applied_to
 from hpx.runtime.vote import vote
 
@@ -52,15 +56,33 @@ def restore(model: nn.Module, *, fault: Fault | None = None) -> nn.Module:
     return model
 
 
-def state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
+def state_dict(model: nn.Module) -> dict[str, Any]:
     """The state dict of the unsharded model: its names, its order, whole tensors on every rank.
 
-    Every rank has to call it. The model stays as it is.
+    Every rank has to call it. The original parameters are put in place for as long as
+    ``model.state_dict()`` runs, so that whatever a module adds to it is there; the model is then as
+    it was. Tensors are copies.
 
     Raises:
         HpxError: Nothing was applied to the model.
     """
-    return original_state(_applied(model))
+    applied = _applied(model)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()  # so that its own hooks find nothing to do
+    parameters = _whole_parameters(applied)
+    fresh = {parameter.untyped_storage().data_ptr() for parameter in parameters.values()}
+    journal = Journal()
+    try:
+        _put_back(applied, parameters, journal)
+        state: dict[str, Any] = model.state_dict()
+    finally:
+        journal.rollback()
+    for name, value in state.items():
+        if isinstance(value, torch.Tensor):
+            is_fresh = not value.is_meta and value.untyped_storage().data_ptr() in fresh
+            state[name] = value.detach() if is_fresh else value.detach().clone()
+    return state
 
 
 def _applied(model: nn.Module) -> Applied:
@@ -78,9 +100,15 @@ def _whole_parameters(applied: Applied) -> dict[int, nn.Parameter]:
     graph = applied.run.graph
     kept = {node.id for node in graph.parameters() if node.layout is None and node.lineage is None}
     found: dict[int, nn.Parameter] = {}
-    for node_id, whole, trained in originals(applied):
-        if node_id not in kept:
-            found[node_id] = nn.Parameter(whole.clone(), requires_grad=trained)
+    for node, place, whole in originals(applied):
+        if place.node in kept:
+            continue
+        current = current_parameter(applied, node)
+        made = nn.Parameter(whole.clone(), requires_grad=current.requires_grad)
+        stacked = node.lineage is not None
+        attributes = applied.attributes.get(place.node, {}) if stacked else attributes_of(current)
+        give_attributes(made, attributes)
+        found[place.node] = made
     return found
 
 
@@ -99,18 +127,15 @@ def _put_back(applied: Applied, parameters: dict[int, nn.Parameter], journal: Jo
     for handle in applied.handles:
         journal.remove_hook(handle)
     take_containers_out(model, applied.run, parameters, journal)
-    merged = kept_as(applied.run)
     stacked = {
         source
         for node in applied.run.graph.parameters()
         if node.lineage is not None
         for source in sources(node.lineage)
     }
-    copies: dict[int, nn.Parameter] = {}
+    twins = _twins(applied, parameters)
     for node in entry.parameters():
-        parameter = None if node.id in stacked else parameters.get(node.id)
-        if parameter is None and node.id in merged:
-            parameter = _twin(parameters, merged[node.id], copies, node.id)
+        parameter = None if node.id in stacked else parameters.get(node.id, twins.get(node.id))
         if parameter is None:
             continue
         for parent_id, name in ((node.parent, node.name), *node.more):
@@ -120,25 +145,22 @@ def _put_back(applied: Applied, parameters: dict[int, nn.Parameter], journal: Jo
     journal.remove_attribute(model, RECORD)
 
 
-def _twin(
-    parameters: dict[int, nn.Parameter],
-    kept: int,
-    copies: dict[int, nn.Parameter],
-    node_id: int,
-) -> nn.Parameter | None:
-    """A parameter of its own for a name that was tied by declaration only."""
-    first = parameters.get(kept)
-    if first is None:
-        return None
-    if node_id not in copies:
-        copies[node_id] = nn.Parameter(first.detach().clone(), requires_grad=first.requires_grad)
-    return copies[node_id]
+def _twins(applied: Applied, parameters: Mapping[int, nn.Parameter]) -> dict[int, nn.Parameter]:
+    """Parameters of their own for names that were tied by declaration only, by entry id."""
+    twins: dict[int, nn.Parameter] = {}
+    for gone, kept in kept_as(applied.run).items():
+        first = parameters.get(kept)
+        if first is None:  # it stayed where it was
+            first = current_parameter(applied, applied.run.graph.tensor(kept))
+        twins[gone] = nn.Parameter(first.detach().clone(), requires_grad=first.requires_grad)
+        give_attributes(twins[gone], applied.attributes.get(gone, {}))
+    return twins
 
 
 def _restore_attributes(applied: Applied, journal: Journal) -> None:
     entry = applied.run.entry
     for node in applied.run.graph.modules():
-        if not isinstance(node, ModuleNode) or node.id not in entry.nodes:
+        if node.id not in entry.nodes:
             continue
         before = dict(entry.module(node.id).spec.attributes)
         for name, value in node.attributes.items():

@@ -12,12 +12,13 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
-from hpx.errors import HpxError
+from hpx.errors import HpxError, MeshError
+from hpx.mesh import MeshSpec
 from hpx.provenance import Event
 from hpx.run import Run
 from hpx.runtime.meshes import Meshes
 
-__all__ = ["RankError", "agree", "gather", "vote"]
+__all__ = ["RankError", "agree", "agree_on_mesh", "gather", "vote"]
 
 T = TypeVar("T")
 
@@ -46,15 +47,50 @@ def _alone(meshes: Meshes) -> bool:
     return not ranks or dist.get_backend() == "fake"
 
 
-def agree(run: Run, meshes: Meshes) -> None:
+def agree_on_mesh(spec: MeshSpec | None, error: BaseException | None) -> None:
+    """Refuse to make groups for different meshes: ranks would wait for each other in vain.
+
+    Every rank of the world takes part, as each has to when meshes are made; for meshes that are
+    there already nobody has to.
+
+    Args:
+        spec: The mesh of this rank.
+        error: What went wrong on this rank, if anything did.
+
+    Raises:
+        BaseException: The error of this rank, after the others have heard of it.
+        MeshError: Another rank has another mesh, or none.
+    """
+    made_before = spec is not None and spec.meshes is not None
+    if dist.is_initialized() and dist.get_backend() != "fake" and not made_before:
+        mine = str(spec) if error is None else f"{type(error).__name__}: {error}"
+        everyone: list[str] = [""] * dist.get_world_size()
+        dist.all_gather_object(everyone, mine)
+        odd = next((rank for rank, text in enumerate(everyone) if text != mine), None)
+        if error is None and odd is not None:
+            raise MeshError(
+                f"the ranks do not agree on the mesh: rank {odd} has {everyone[odd]}",
+                why=f"this rank has {mine}",
+                fix="give every rank the same mesh",
+            )
+    if error is not None:
+        raise error
+
+
+def agree(run: Run, meshes: Meshes, state: str = "") -> None:
     """Refuse to go on if the ranks of a stage made different runs.
+
+    Args:
+        run: What this rank is about to carry out.
+        meshes: The meshes.
+        state: What else has to be equal.
 
     Raises:
         HpxError: They did; names the first event that differs, on which rank.
     """
     if _alone(meshes):
         return
-    mine = (run.request_fingerprint, run.entry_fingerprint)
+    mine = (run.request_fingerprint, run.entry_fingerprint, state)
     everyone = gather(mine, meshes)
     odd = [rank for rank, theirs in everyone if theirs != everyone[0][1]]
     if not odd:
@@ -62,6 +98,13 @@ def agree(run: Run, meshes: Meshes) -> None:
     first = everyone[0][0]
     request_differs = [r for r, theirs in everyone if theirs[0] != everyone[0][1][0]]
     what = "plans, meshes or pipelines" if request_differs else "models"
+    if all(theirs[:2] == everyone[0][1][:2] for _, theirs in everyone):
+        said = [(rank, theirs[2] or "not sharded") for rank, theirs in everyone]
+        raise HpxError(
+            f"the ranks do not agree: the model of rank {odd[0]} is {dict(said)[odd[0]]}",
+            why=f"that of rank {first} is {said[0][1]}",
+            fix="call hpx.restore on the ranks that are sharded; or load the model again",
+        )
     events = gather([_event_text(event) for event in run.events], meshes)
     raise HpxError(
         f"the ranks do not agree: rank {_listed(odd)} has another of {what} than rank {first}",
