@@ -1,4 +1,4 @@
-"""How numbers, values, rules and events read in text: one way for every report."""
+"""How names, numbers, values, rules and events read in text: one way for every report."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ __all__ = [
     "bytes_text",
     "counted",
     "event_text",
+    "printable",
+    "printable_lines",
     "reasons_text",
     "rule_place",
     "shape_text",
@@ -36,6 +38,25 @@ def bytes_text(number: int) -> str:
     while size >= 1024 and unit < len(_UNITS) - 1:
         size, unit = size / 1024, unit + 1
     return f"{number} bytes" if unit == 0 else f"{size:,.1f} {_UNITS[unit]}"
+
+
+def printable(text: str) -> str:
+    r"""The text with every control, format and surrogate character written as an escape.
+
+    Names come from files that anybody may have made: none may move the cursor, turn the direction
+    of writing, or end a line.
+
+    >>> print(printable("a\nb\x1b[31m"))
+    a\nb\x1b[31m
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def printable_lines(text: str) -> str:
+    """The same for a text of several lines, which stay lines."""
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def shape_text(shape: Sequence[int]) -> str:

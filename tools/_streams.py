@@ -55,5 +55,7 @@ def _drop_the_rest() -> None:
 
 def tell(text: str) -> None:
     """A line on stderr; nothing if nobody can read it."""
+    from hpx._text import printable_lines
+
     with suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
+        print(printable_lines(text), file=sys.stderr, flush=True)

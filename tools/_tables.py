@@ -9,9 +9,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from hpx._text import printable, printable_lines
 from hpx.tools._streams import answering
 
-__all__ = ["Block", "Table", "emit", "emit_json", "emit_report", "json_text", "plain_report"]
+__all__ = [
+    "Block",
+    "Table",
+    "emit",
+    "emit_json",
+    "emit_report",
+    "emit_text",
+    "json_text",
+    "plain_report",
+]
 
 _NAME_WIDTH: Final = 36
 
@@ -39,7 +49,7 @@ class Table:
 
     def plain(self) -> str:
         """Columns side by side, as wide as what they hold."""
-        lines = [self.headings, *self.rows]
+        lines = [tuple(map(printable, line)) for line in (self.headings, *self.rows)]
         widths = [max(len(line[i]) for line in lines) for i in range(len(self.headings))]
         return "\n".join(self._line(line, widths) for line in lines)
 
@@ -57,7 +67,7 @@ Block: TypeAlias = str | Table
 
 def plain_report(blocks: Iterable[Block]) -> str:
     """The report as a file holds it."""
-    return "\n".join(b.plain() if isinstance(b, Table) else b for b in blocks)
+    return "\n".join(b.plain() if isinstance(b, Table) else printable_lines(b) for b in blocks)
 
 
 def emit_report(blocks: Sequence[Block]) -> None:
@@ -75,7 +85,7 @@ def emit_report(blocks: Sequence[Block]) -> None:
         if isinstance(block, Table):
             console.print(_rich(block))
         else:
-            console.print(block, markup=False, highlight=False, soft_wrap=True)
+            console.print(printable_lines(block), markup=False, highlight=False, soft_wrap=True)
     assert isinstance(console.file, StringIO)
     emit(console.file.getvalue().rstrip("\n"))
 
@@ -100,7 +110,7 @@ def _rich(table: Table) -> object:
             no_wrap=heading in table.right,
         )
     for row in table.rows:
-        made.add_row(*map(Text, row))
+        made.add_row(*(Text(printable(cell)) for cell in row))
     return made
 
 
@@ -108,6 +118,11 @@ def emit(text: str) -> None:
     """Write a line or more to stdout, now; end quietly if nobody reads any more."""
     with answering() as stdout:
         stdout.write(text + "\n")
+
+
+def emit_text(text: str) -> None:
+    """Write an answer for people to stdout: no name in it moves the cursor."""
+    emit(printable_lines(text))
 
 
 def json_text(value: object, encoding: str = "utf-8") -> str:

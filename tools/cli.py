@@ -152,7 +152,7 @@ def explain_command(
     """Explain one name: where it comes from, what each pass did and why, what a rank holds."""
     from hpx.errors import UsageError
     from hpx.run import Run
-    from hpx.tools._tables import emit, emit_json
+    from hpx.tools._tables import emit_json, emit_text
 
     if why_not is not None and rank is not None:
         raise UsageError("--why-not and --rank ask different things", fix="give one of them")
@@ -161,7 +161,7 @@ def explain_command(
     if json:
         emit_json(answer.to_json())
     else:
-        emit(str(answer))
+        emit_text(str(answer))
 
 
 @app.command("diff", short_help="Compare two runs by parameter; 1 if they differ.")
@@ -173,7 +173,7 @@ def diff_command(
     """Compare two runs by parameter; exits with 1 if they differ."""
     from hpx.run import Run
     from hpx.tools._progress import Progress
-    from hpx.tools._tables import emit, emit_json
+    from hpx.tools._tables import emit_json, emit_text
 
     with Progress("comparing"):
         diff = Run.load(run_a).diff(Run.load(run_b))
@@ -181,7 +181,7 @@ def diff_command(
     if json:
         emit_json(diff.to_json())
     else:
-        emit(text)
+        emit_text(text)
     if diff:
         raise typer.Exit(_FOUND)
 

@@ -56,7 +56,7 @@ def alike(
     todo: Columns = [list(siblings)]
     while todo:
         column = todo.pop()
-        if any(module is None for module in column):
+        if not all(isinstance(module, nn.Module) for module in column):
             return None
         fields = [module.__dict__ for module in column]
         if not _same_modules(column, fields, is_tensor, every_module):

@@ -113,7 +113,7 @@ class _Importer:
         self.specs: dict[object, TensorSpec] = {}
 
     def run(self, model: nn.Module, source: str) -> ModuleGraph:
-        todo: list[tuple[int, str, nn.Module | _Twins]] = [(-1, "", model)]
+        todo: list[tuple[int, str, object]] = [(-1, "", model)]
         while todo:
             parent, name, module = todo.pop()
             if isinstance(module, _Twins):
@@ -123,6 +123,8 @@ class _Importer:
             if known is not None:
                 self.link_module(parent, name, known)
                 continue
+            if not isinstance(module, nn.Module):
+                raise self.stray(module, parent, name, "module")
             fields = module.__dict__
             form = self.form(module.__class__, fields)
             spec = self.module_spec(module, fields, form)
@@ -297,8 +299,18 @@ class _Importer:
         above = self.builder.path(node_id)
         return f"{above}.{name}" if above and name else above or name
 
-    def check_shape(self, tensor: torch.Tensor, owner: int, name: str) -> None:
+    def stray(self, value: object, owner: int, name: str, kind: str) -> InputError:
+        """The error of something that stands in torch's tables and does not belong there."""
+        where = self.path(owner, name) if owner >= 0 else name
+        return InputError(
+            f"'{where}' is a {type(value).__name__} where a {kind} belongs",
+            fix="keep it out of the tables of the module, as a plain attribute",
+        )
+
+    def check_shape(self, tensor: object, owner: int, name: str) -> None:
         """Refuse a tensor whose shape is not yet known, or is not made of numbers."""
+        if not isinstance(tensor, torch.Tensor):
+            raise self.stray(tensor, owner, name, "tensor")
         if nn.parameter.is_lazy(tensor):
             raise InputError(
                 f"'{self.path(owner, name)}' is lazy and has no shape yet",

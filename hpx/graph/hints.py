@@ -38,17 +38,24 @@ def config_values(config: Mapping[str, object]) -> dict[str, int | str]:
 def hints_of(model: nn.Module) -> dict[str, object]:
     """The tied-keys map and the plain values of ``config`` that name heads and ties."""
     hints: dict[str, object] = {}
-    values = config_values(_Attributes(getattr(model, "config", None)))
+    values = config_values(_Attributes(_declared(model, "config")))
     if values:
         hints["config"] = values
     # transformers 5 maps tied names to their sources: here with patterns expanded, there not.
-    tied = getattr(model, "all_tied_weights_keys", None)
+    tied = _declared(model, "all_tied_weights_keys")
     if tied is None:
-        tied = getattr(model, "_tied_weights_keys", None)
+        tied = _declared(model, "_tied_weights_keys")
     # The map holds only if the config says so.
     if isinstance(tied, Mapping) and tied and values.get("tie_word_embeddings", True):
         hints["tied"] = [[str(source), str(name)] for name, source in tied.items()]
     return hints
+
+
+def _declared(model: nn.Module, name: str) -> object:
+    try:
+        return getattr(model, name, None)
+    except Exception:  # noqa: BLE001 - a model's own __getattr__ can raise anything
+        return None
 
 
 class _Attributes(Mapping[str, object]):

@@ -12,13 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from hpx._text import counted, shape_text
+from hpx._text import counted, printable, shape_text
 from hpx.graph.fold import FoldedGraph
 from hpx.graph.nodes import ModuleNode, TensorNode
 from hpx.ranges import fold_names
 from hpx.render.placing import Placer
 from hpx.render.subject import Decision
-from hpx.render.words import printable
 
 __all__ = ["Deviation", "find_deviations"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpx._text import bytes_text, counted
+from hpx._text import bytes_text, counted, printable
 from hpx.render.viewmodel import View
-from hpx.render.words import count_text, printable, short_dtype
+from hpx.render.words import count_text, short_dtype
 
 __all__ = ["drawn_text", "facts", "legend", "token_meaning"]
 

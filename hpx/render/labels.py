@@ -7,12 +7,12 @@ import textwrap
 from collections.abc import Iterator
 from typing import Final
 
-from hpx._text import bytes_text, counted, shape_text
+from hpx._text import bytes_text, counted, printable, shape_text
 from hpx.render.header import drawn_text, facts, token_meaning
 from hpx.render.palette import ALERT, shade
 from hpx.render.shape import Panel, columns_of
 from hpx.render.viewmodel import Box, Row, View
-from hpx.render.words import printable, runs_text, short_dtype, shorten
+from hpx.render.words import runs_text, short_dtype, shorten
 
 __all__ = ["LabelMaker", "header_label"]
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from hpx._text import bytes_text, counted, shape_text
+from hpx._text import bytes_text, counted, printable, shape_text
 from hpx.render.header import facts, legend
 from hpx.render.palette import ALERT, shade
 from hpx.render.viewmodel import Box, Row, View
-from hpx.render.words import printable, runs_text, short_dtype
+from hpx.render.words import runs_text, short_dtype
 
 __all__ = ["view_to_text"]
 

@@ -1,4 +1,4 @@
-"""Names and numbers as people read them; foreign names made safe to print."""
+"""Names and numbers as people read them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import Final
 
-__all__ = ["count_text", "printable", "runs_text", "short_dtype", "shorten"]
+__all__ = ["count_text", "runs_text", "short_dtype", "shorten"]
 
 _DTYPES: Final = {
     "bfloat16": "bf16",
@@ -16,20 +16,6 @@ _DTYPES: Final = {
     "float8_e4m3fn": "f8e4m3",
     "float8_e5m2": "f8e5m2",
 }
-
-
-def printable(text: str) -> str:
-    r"""The text with every control, format and surrogate character written as an escape.
-
-    Names come from files that anybody may have made: none may move the cursor, turn the direction
-    of writing, or end a line.
-
-    >>> print(printable("a\nb\x1b[31m"))
-    a\nb\x1b[31m
-    """
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def shorten(text: str, limit: int) -> str:

@@ -95,3 +95,35 @@ def test_a_file_name_that_is_no_text_is_an_error_in_one_line() -> None:
     )
     assert done.returncode == 2
     assert done.stderr == b"hpx: error: no such file: \\udcff\\udcfe.json\n"
+
+
+HOSTILE = """\
+from torch import nn
+
+def make():
+    model = nn.Module()
+    model.register_parameter("a\\x1b[31m\\nb\\u202e", nn.Parameter(nn.Linear(4, 4).weight))
+    return model
+"""
+
+
+def test_no_name_moves_the_cursor_or_ends_a_line(tmp_path: Path) -> None:
+    (tmp_path / "plan.yaml").write_text(PLAN.replace("größe", "**"), encoding="utf-8")
+    (tmp_path / "hostile.py").write_text(HOSTILE, encoding="utf-8")
+
+    def hpx(*arguments: str) -> str:
+        done = subprocess.run(
+            program_of(PROGRAM, *arguments),
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.stdout + done.stderr
+
+    name = r"a\x1b[31m\nb\u202e"
+    run = ("run", "hostile:make", "--mesh", "tp=2", "--plan", "plan.yaml", "-o", "run.json", "-v")
+    outputs = [hpx(*run), hpx("explain", "run.json", "x")]
+    assert any(line.startswith(f"{name}  ") for line in outputs[0].splitlines())
+    assert set("".join(outputs)) & set("\x1b\u202e") == set()

@@ -291,8 +291,11 @@ NEWER_TABLES = [
 
 
 @pytest.mark.parametrize("table", NEWER_TABLES)
-def test_a_module_without_one_of_torchs_tables_is_imported_as_if_it_were_empty(table: str) -> None:
-    model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2))
+@pytest.mark.parametrize("siblings", [1, 40])
+def test_a_module_without_one_of_torchs_tables_is_imported_as_if_it_were_empty(
+    table: str, siblings: int
+) -> None:
+    model = nn.Sequential(nn.BatchNorm1d(2), *(nn.Linear(2, 2) for _ in range(siblings)))
     whole = ModuleGraph.from_module(model)
     for layer in model:
         del layer.__dict__[table]
@@ -312,6 +315,30 @@ def test_a_module_that_was_never_initialised_is_refused_by_its_class(table: str)
     del model[0].__dict__[table]
     with pytest.raises(InputError, match=f"a Linear that is not initialised: it has no {table}"):
         ModuleGraph.from_module(model)
+
+
+@pytest.mark.parametrize(
+    ("table", "kind"), [("_modules", "module"), ("_parameters", "tensor"), ("_buffers", "tensor")]
+)
+@pytest.mark.parametrize("siblings", [1, 40])
+def test_what_does_not_belong_into_torchs_tables_is_refused_by_name(
+    table: str, kind: str, siblings: int
+) -> None:
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(siblings)))
+    for layer in model:
+        getattr(layer, table)["stray"] = "a text"
+    with pytest.raises(InputError, match=rf"'0\.stray' is a str where a {kind} belongs"):
+        ModuleGraph.from_module(model)
+
+
+def test_a_model_whose_attributes_raise_declares_nothing() -> None:
+    class Proud(nn.Linear):
+        def __getattr__(self, name: str) -> object:
+            if name in ("config", "all_tied_weights_keys"):
+                raise RuntimeError(f"no {name}")
+            return super().__getattr__(name)
+
+    assert ModuleGraph.from_module(Proud(2, 2)).hints == {}
 
 
 def test_containers_are_told_apart() -> None:
