@@ -7,6 +7,7 @@ import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
+from hpx.tools._interrupts import Interrupts
 from hpx.tools._streams import tell
 
 if TYPE_CHECKING:
@@ -20,17 +21,22 @@ _PATIENCE: Final = 1.0
 class Progress:
     """Says what is being done once a second has passed; says nothing about quick work.
 
+    An interrupt ends the work at the next step at the latest.
+
     On a terminal the line is replaced as the work goes on, and gone at its end; elsewhere every
     step is one plain line.
 
     Args:
         what: What is done first.
         program: Who says it.
+        quiet: Say nothing at all.
     """
 
-    def __init__(self, what: str, program: str = "hpx") -> None:
+    def __init__(self, what: str, program: str = "hpx", *, quiet: bool = False) -> None:
         self._what = what
         self._program = program
+        self._quiet = quiet
+        self._interrupts = Interrupts()
         self._lock = threading.Lock()
         self._shown = False
         self._closed = False
@@ -39,7 +45,9 @@ class Progress:
         self._timer.daemon = True
 
     def __enter__(self) -> Self:
-        self._timer.start()
+        self._interrupts.__enter__()
+        if not self._quiet:
+            self._timer.start()
         return self
 
     def __exit__(
@@ -53,9 +61,11 @@ class Progress:
             self._closed = True
             if self._status is not None:
                 self._status.stop()
+        self._interrupts.__exit__(kind, error, trace)
 
     def say(self, what: str) -> None:
         """What is done from now on."""
+        self._interrupts.check()
         with self._lock:
             self._what = what
             if self._shown:

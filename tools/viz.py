@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
@@ -123,8 +122,7 @@ def viz(
     import time
 
     started = time.perf_counter()
-    progress = Progress(f"reading {target}", "hpx-viz")
-    with nullcontext() if quiet else progress:  # one that is not entered says nothing
+    with Progress(f"reading {target}", "hpx-viz", quiet=quiet) as progress:
         subject = _open(target, mesh, plan, progress)
         read = time.perf_counter()
         progress.say(f"drawing {target}")
