@@ -47,16 +47,22 @@ def _experts_stacked(graph: ModuleGraph, request: Request) -> Iterator[str]:
 
 def _sharded(graph: ModuleGraph, request: Request) -> Iterator[str]:
     mesh = request.mesh
+    wanted = [rule for rule in request.plan.params if rule.layout.dim("ep") is not None]
     if mesh.size("tp", 1) > 1:
+        # With ep=1 what those rules cut is left as it is.
+        whole = [Pattern.parse(rule.pattern) for rule in wanted] if mesh.size("ep", 1) == 1 else []
         for node in graph.parameters():
-            if node.layout is None:
+            if node.layout is None and not _named(graph, node.id, whole):
                 yield f"{graph.path(node.id)} has no layout"
     # An expert's layout is what puts it on the expert mesh: that one has some tells it is done.
-    wanted = any(rule.layout.dim("ep") is not None for rule in request.plan.params)
     if mesh.size("ep", 1) > 1 and wanted:
         layouts = (node.layout for node in graph.parameters())
         if not any(layout is not None and layout.dim("ep") is not None for layout in layouts):
             yield "the plan has rules for ep, and no parameter is on the expert mesh"
+
+
+def _named(graph: ModuleGraph, node_id: int, patterns: list[Pattern]) -> bool:
+    return any(p.matches(name) for p in patterns for name in graph.names(node_id))
 
 
 def _heads_local(graph: ModuleGraph, request: Request) -> Iterator[str]:

@@ -62,6 +62,14 @@ def test_sharded_holds_where_no_weight_axis_is_active() -> None:
     assert against(SHARDED, graph_of({"a.weight": (4,)}), mesh="dp=8,tp=1") == []
 
 
+def test_sharded_holds_where_an_expert_has_no_layout_because_ep_is_one() -> None:
+    graph = graph_of({"a.weight": (4,), "experts.up": (2, 4)}, layouts={"a.weight": "tp:S(0)"})
+    plan = ShardingPlan({"experts.up": {"ep": "S(0)"}, "a.weight": {"tp": "S(0)"}})
+    assert against(SHARDED, graph, plan, "tp=2,ep=1") == []
+    plan = ShardingPlan({"a.weight": {"tp": "S(0)"}})
+    assert against(SHARDED, graph, plan, "tp=2,ep=1") == ["experts.up has no layout"]
+
+
 def test_sharded_does_not_hold_where_rules_for_ep_are_not_yet_carried_out() -> None:
     plan = ShardingPlan({"experts.w": {"ep": "S(0)"}})
     graph = graph_of({"experts.w": (4, 6, 8), "router.weight": (4, 8)})
