@@ -94,7 +94,17 @@ def clip_grad_norm_(
 
     Returns:
         The norm before clipping, a plain scalar tensor.
+
+    Raises:
+        HpxError: The model's parameters are local for good.
     """
+    applied = applied_to(model) if isinstance(model, nn.Module) else None
+    if applied is not None and applied.permanent:
+        raise HpxError(
+            "the gradients are of local pieces, and their norm is not that of the whole model",
+            why="localize{mode=permanent} is for export",
+            fix="use localize{mode=forward} to train",
+        )
     parameters = list(model.parameters() if isinstance(model, nn.Module) else model)
     groups: dict[object, list[nn.Parameter]] = {}
     for parameter in parameters:

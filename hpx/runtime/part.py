@@ -61,6 +61,7 @@ class _Fitting:
         self.entry = entry
         self.merged = kept_as(run)
         self.ids: dict[int, int] = {}
+        self.twins: dict[int, int] = {}
         start = run.entry.get(prefix).id if prefix else run.entry.root
         for part, whole in self.pairs(start):
             self.pair(part, whole)
@@ -94,6 +95,12 @@ class _Fitting:
         if known != part:
             raise _foreign(
                 self.entry, part, f"in the run it is one with '{self.entry.path(known)}'"
+            )
+        twin = self.twins.setdefault(part, whole)
+        if self.merged.get(twin, twin) != self.merged.get(whole, whole):
+            there = self.whole.entry.path
+            raise _foreign(
+                self.entry, part, f"in the run '{there(twin)}' and '{there(whole)}' are two"
             )
         mine, theirs = self.entry.nodes[part], self.whole.entry.nodes[whole]
         if not isinstance(mine, TensorNode) or mine.kind != "parameter":

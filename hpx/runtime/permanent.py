@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from hpx.errors import HpxError
@@ -21,16 +23,14 @@ __all__ = ["guard"]
 
 def guard(model: nn.Module, run: Run, journal: Journal) -> None:
     """Guard a model whose parameters are local for good."""
-    guarded: dict[int, list[str]] = {}
-    for node in run.graph.parameters():
-        if node.props.get("localized") == "permanent":
-            for parent, name in ((node.parent, node.name), *node.more):
-                guarded.setdefault(parent, []).append(name)
+    guarded = [
+        (run.graph.registered_path(parent), name)
+        for node in run.graph.parameters()
+        if node.props.get("localized") == "permanent"
+        for parent, name in ((node.parent, node.name), *node.more)
+    ]
     journal.add_hook(model.register_state_dict_pre_hook, _refuse_state_dict)
-    for parent, names in guarded.items():
-        path = run.graph.registered_path(parent)
-        still = _StillPlain(path, tuple(names))
-        journal.add_hook(model.get_submodule(path).register_forward_pre_hook, still)
+    journal.add_hook(model.register_forward_pre_hook, _StillPlain(guarded), prepend=True)
 
 
 def _refuse_state_dict(module: nn.Module, prefix: str, keep_vars: bool) -> NoReturn:
@@ -43,19 +43,33 @@ def _refuse_state_dict(module: nn.Module, prefix: str, keep_vars: bool) -> NoRet
 
 
 class _StillPlain:
-    """A forward pre-hook: nobody took a local piece for a whole parameter and sharded it."""
+    """A forward pre-hook of the root: nobody took a local piece for the whole and sharded it.
 
-    def __init__(self, path: str, names: tuple[str, ...]) -> None:
-        self.path = path
-        self.names = names
+    FSDP may have put plain parameters back by now, so its modules are looked for as well.
+    """
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+    def __init__(self, guarded: list[tuple[str, str]]) -> None:
+        self.guarded = guarded
+
+    def __call__(self, model: nn.Module, args: tuple[Any, ...]) -> None:
         del args
-        for name in self.names:
-            if isinstance(module._parameters.get(name), DTensor):
-                raise HpxError(
-                    "a local piece was sharded as if it were the whole parameter",
-                    where=f"{self.path}.{name}" if self.path else name,
-                    why="fully_shard saw a plain parameter, as localize{mode=permanent} left it",
-                    fix="use localize{mode=forward}, and hpx.fully_shard",
-                )
+        if torch.compiler.is_compiling():
+            return
+        for path, module in model.named_modules():
+            if isinstance(module, FSDPModule):
+                start = f"{path}." if path else ""
+                inside = [f"{p}.{n}" for p, n in self.guarded if f"{p}.".startswith(start)]
+                if inside:
+                    raise _sharded(inside[0])
+        for path, name in self.guarded:
+            if isinstance(model.get_submodule(path)._parameters.get(name), DTensor):
+                raise _sharded(f"{path}.{name}")
+
+
+def _sharded(where: str) -> HpxError:
+    return HpxError(
+        "a local piece was sharded as if it were the whole parameter",
+        where=where.removeprefix("."),
+        why="fully_shard saw a plain parameter, as localize{mode=permanent} left it",
+        fix="use localize{mode=forward}, and hpx.fully_shard",
+    )

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
@@ -55,6 +55,33 @@ class Applied:
     attributes: Mapping[int, Mapping[str, object]] = field(default_factory=dict, repr=False)
     handles: list[Handle] = field(default_factory=list, repr=False)
     data_parallel: bool = False
+
+    def source_info(self) -> dict[str, dict[str, Any]]:
+        """How each parameter is placed, by every name it has: what ``build-source-info`` recorded.
+
+        JSON-able. With the local tensors of all ranks it is enough to rebuild the whole ones.
+        """
+        graph = self.run.graph
+        found: dict[str, dict[str, Any]] = {}
+        for node in graph.parameters():
+            recorded = node.props.get("source")
+            if isinstance(recorded, Mapping):
+                entry = {
+                    **recorded,
+                    "reduce": list(cast(Sequence[str], node.props.get("reduce", ()))),
+                    "shape": list(node.shape),
+                    "dtype": node.spec.dtype,
+                    "localized": node.props.get("localized"),
+                }
+                found.update(dict.fromkeys(graph.paths(node.id), entry))
+        return found
+
+    @property
+    def permanent(self) -> bool:
+        """Whether parameters are local for good."""
+        return any(
+            node.props.get("localized") == "permanent" for node in self.run.graph.parameters()
+        )
 
     def same_request(
         self,

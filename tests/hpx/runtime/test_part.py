@@ -187,6 +187,11 @@ def test_a_tie_of_the_run_that_the_part_has_not_is_an_error() -> None:
     _refused(tiny_llama(), full, "in the run it is one with")
 
 
+def test_a_tie_that_the_run_has_not_is_an_error() -> None:
+    full = hpx.run(tiny_llama(tied=True).to("meta"), PLAN, "tp=2")  # which ends the tie
+    _refused(tiny_llama(tied=True), full, "model.embed_tokens.weight' are two")
+
+
 def test_some_experts_of_a_container_are_an_error() -> None:
     layer: Any = tiny_moe().model.layers[0]
     full = hpx.run(tiny_moe(), MOE, "tp=2,ep=2")
