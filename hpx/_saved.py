@@ -63,6 +63,7 @@ _PARAM: Final[Mapping[str, type]] = {
 }
 _OPTIONAL: Final[Mapping[str, type]] = {"layout": dict, "mesh": str, "lineage": str, "rule": dict}
 _KINDS: Final = ("parameter", "buffer", "tensor")
+_SET: Final[Mapping[str, type]] = {"layout": dict, "mesh": str}
 _EVENTS: Final = ("set", "derive", "alias", "remove", "rename", "attach", "skip", "note")
 
 
@@ -157,6 +158,10 @@ def _check_kind(event: Mapping[str, Any], limit: int, where: str) -> None:
         raise _damaged(f"{where}.kind", f"is {kind!r}")
     if kind == "set" and not isinstance(event.get("key"), str):
         raise _damaged(where, "sets no key")
+    if kind == "set" and event["key"] in _SET:
+        for value in (event.get("old"), event.get("new")):
+            if value is not None and not isinstance(value, _SET[event["key"]]):
+                raise _damaged(where, f"sets {event['key']} to {value!r}")
     if kind in ("derive", "alias", "rename") and not node and type(node) is not int:
         raise _damaged(where, "names no node")
     if kind == "derive":

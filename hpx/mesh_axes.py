@@ -15,6 +15,7 @@ from hpx.errors import MeshError, did_you_mean
 
 __all__ = [
     "KNOWN_AXES",
+    "MOST_RANKS",
     "WEIGHT_AXES",
     "axes_text",
     "check_axes",
@@ -31,6 +32,9 @@ WEIGHT_AXES: Final = ("tp", "ep")
 
 KNOWN_AXES: Final = ("dp", "dp_replicate", "dp_shard", "cp", "pp", "tp", "ep")
 """Every axis that a mesh text may name."""
+
+MOST_RANKS: Final = 2**20
+"""More than any machine has; sizes of every rank's piece are listed one by one."""
 
 _EXAMPLE: Final = "dp=4,tp=8,ep=16"
 _SIZE: Final = re.compile(r"[0-9]{1,9}")
@@ -83,13 +87,20 @@ def check_axes(axes: Sequence[Axis], ep: int | None) -> None:
 
     Raises:
         MeshError: An axis is unknown, named twice or of a size below 1; ``dp`` stands beside its
-            own parts; there is no dense axis; or ``ep`` does not divide.
+            own parts; there is no dense axis; there are too many ranks; or ``ep`` does not divide.
     """
     virtual = [] if ep is None else [("ep", ep)]
     where = f"mesh {axes_text((*axes, *virtual))!r}"
     for axis, size in (*axes, *virtual):
         _check_axis(axis, size, where)
     _check_names([axis for axis, _ in axes], where)
+    if num_ranks(axes) > MOST_RANKS:
+        raise MeshError(
+            f"the mesh has {num_ranks(axes):,} ranks",
+            where=where,
+            why=f"hpx takes {MOST_RANKS:,} at most",
+            fix="use smaller sizes",
+        )
     if ep is not None:
         _check_ep(axes, ep, where)
 

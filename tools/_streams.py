@@ -15,6 +15,7 @@ from typing import Final, TextIO
 __all__ = ["answering", "prepare_streams", "tell"]
 
 _BROKEN_PIPE: Final = 141  # what a shell reports of a program that SIGPIPE ended
+_LONGEST_LINE: Final = 4000
 
 
 def prepare_streams() -> None:
@@ -53,9 +54,19 @@ def _drop_the_rest() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def _clipped(line: str) -> str:
+    """The line, or its ends: what a user gave may be of any length."""
+    over = len(line) - _LONGEST_LINE
+    if over <= 0:
+        return line
+    half = _LONGEST_LINE // 2
+    return f"{line[:half]} ... {over:,} characters ... {line[-half:]}"
+
+
 def tell(text: str) -> None:
     """A line on stderr; nothing if nobody can read it."""
     from hpx._text import printable_lines
 
+    lines = "\n".join(map(_clipped, printable_lines(text).split("\n")))
     with suppress(OSError):
-        print(printable_lines(text), file=sys.stderr, flush=True)
+        print(lines, file=sys.stderr, flush=True)

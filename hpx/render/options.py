@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, TypeAlias, get_args
@@ -62,7 +63,7 @@ class Options:
             raise UsageError(f"the depth is {self.depth}", fix="0 or more")
         if self.max_nodes < 1:
             raise UsageError(f"the number of nodes is {self.max_nodes}", fix="1 or more")
-        if self.timeout <= 0:
+        if not 0 < self.timeout < threading.TIMEOUT_MAX:  # nor is it "nan", which compares to none
             raise UsageError(f"the time limit is {self.timeout:g} s", fix="more than 0")
         for name, value, known in (
             ("fold", self.fold, get_args(Fold)),

@@ -258,6 +258,7 @@ def test_a_saved_mesh_that_contradicts_itself_is_an_error() -> None:
         ("edp=2,ep=2", "axis edp cannot be given: it follows from the dense axes and ep"),
         ("dp=2,dp_shard=2", "axes dp and dp_shard stand in one mesh"),
         ("ep=2", "no dense axis: ep adds no ranks"),
+        ("dp=1,tp=999999999", "the mesh has 999,999,999 ranks: hpx takes 1,048,576 at most"),
     ],
 )
 def test_a_bad_mesh_text_is_an_error_that_says_what_is_wrong(text: str, said: str) -> None:

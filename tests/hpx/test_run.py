@@ -187,6 +187,20 @@ def test_a_damaged_run_is_an_error_of_hpx(
         Run.load(path)
 
 
+@pytest.mark.parametrize("key", ["layout", "mesh"])
+@pytest.mark.parametrize("side", ["old", "new"])
+@pytest.mark.parametrize("value", [7, [[0, 1]]])
+def test_an_event_that_sets_something_else_than_a_layout_or_a_mesh_is_damage(
+    saved: dict[str, Any], tmp_path: Path, key: str, side: str, value: object
+) -> None:
+    event = next(event for event in saved["events"] if event.get("key") == key)
+    event[side] = value
+    path = tmp_path / "damaged.json"
+    path.write_text(json.dumps(saved))
+    with pytest.raises(InputError, match=rf"damaged.*events\[\d+\].*sets {key} to"):
+        Run.load(path)
+
+
 def test_a_run_that_cannot_be_written_leaves_the_old_file(moe_run: Run, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot write"):
         moe_run.save(tmp_path / "no" / "folder.json")

@@ -193,6 +193,14 @@ def test_explain_of_a_misspelt_name(run_hpx: Hpx, saved: Path) -> None:
     assert "did you mean model.norm.weight?" in line
 
 
+def test_a_name_of_any_length_is_told_by_its_ends(run_hpx: Hpx, saved: Path) -> None:
+    line = error_line(run_hpx("explain", saved, f"begin.{'x.' * 50_000}end"), 2)
+    assert "'begin.x.x" in line
+    assert "characters" in line
+    assert "x.end' in" in line
+    assert len(line) < 4100
+
+
 def test_explain_takes_a_rank_or_a_pass(run_hpx: Hpx, saved: Path) -> None:
     answer = run_hpx("explain", saved, STACKED, "--rank", 0, "--why-not", "localize")
     assert "ask different things" in error_line(answer, 2)

@@ -186,6 +186,8 @@ def test_a_checkpoint_shows_no_layouts(hpx_viz: Viz, tmp_path: Path) -> None:
         ([LLAMA, "--depth", "-1"], 2, "the depth is -1"),
         ([LLAMA, "--max-nodes", "0"], 2, "the number of nodes is 0"),
         ([LLAMA, "--timeout", "0"], 2, "the time limit is 0 s"),
+        ([LLAMA, "--timeout", "nan"], 2, "the time limit is nan s"),
+        ([LLAMA, "--timeout", "inf"], 2, "the time limit is inf s"),
         ([], 2, "missing argument MODEL|RUN (see hpx-viz --help)"),
         ([LLAMA, "--steps", "1"], 2, "no such option --steps, did you mean --step?"),
         ([LLAMA, "-f", "gif"], 2, "'gif' is not one of 'text', 'svg', 'png', 'dot'"),
