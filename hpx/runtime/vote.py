@@ -8,13 +8,14 @@ sent, as there is nobody to hear it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch.distributed as dist
 
 from hpx.errors import HpxError, MeshError
 from hpx.mesh import MeshSpec
 from hpx.provenance import Event
+from hpx.ranges import fold_names
 from hpx.run import Run
 from hpx.runtime.meshes import Meshes
 
@@ -96,36 +97,71 @@ def agree(run: Run, meshes: Meshes, state: str = "") -> None:
     if not odd:
         return
     first = everyone[0][0]
-    request_differs = [r for r, theirs in everyone if theirs[0] != everyone[0][1][0]]
-    what = "plans, meshes or pipelines" if request_differs else "models"
     if all(theirs[:2] == everyone[0][1][:2] for _, theirs in everyone):
-        said = [(rank, theirs[2] or "not sharded") for rank, theirs in everyone]
+        said = {rank: theirs[2] or "not sharded" for rank, theirs in everyone}
         raise HpxError(
-            f"the ranks do not agree: the model of rank {odd[0]} is {dict(said)[odd[0]]}",
-            why=f"that of rank {first} is {said[0][1]}",
+            f"the ranks do not agree: the model of rank {odd[0]} is {said[odd[0]]}",
+            why=f"that of rank {first} is {said[first]}",
             fix="call hpx.restore on the ranks that are sharded; or load the model again",
         )
-    events = gather([_event_text(event) for event in run.events], meshes)
+    same_request = all(theirs[0] == everyone[0][1][0] for _, theirs in everyone)
+    what = "another model" if same_request else "another plan, mesh or pipeline"
+    told = gather([_told(run, event) for event in run.events], meshes)
     raise HpxError(
-        f"the ranks do not agree: rank {_listed(odd)} has another of {what} than rank {first}",
-        why=_first_difference(events),
+        f"the ranks do not agree: rank {_listed(odd)} has {what} than rank {first}",
+        why=_first_difference(told),
         fix="give every rank the same model, plan, mesh, pipeline and hpx version",
     )
 
 
-def _event_text(event: Event) -> str:
-    return str({key: value for key, value in event.to_json().items() if key != "rule"})
+class _Told(NamedTuple):
+    """An event in words that another rank understands."""
+
+    what: str
+    names: tuple[str, ...]
 
 
-def _first_difference(events: Sequence[tuple[int, list[str]]]) -> str:
-    first_rank, expected = events[0]
-    for rank, found in events[1:]:
+def _told(run: Run, event: Event) -> _Told:
+    form = event.to_json()
+    value = "" if event.kind == "derive" else f" {form.get('new', '')}"
+    graphs = (run.entry, run.graph)
+    names = (next((g.path(n) for g in graphs if n in g.nodes), "") for n in event.nodes)
+    words = f"{event.pass_}: {event.kind} {event.key or ''}{value} ({event.why})"
+    return _Told(" ".join(words.split()), tuple(names))
+
+
+def _first_difference(told: Sequence[tuple[int, Sequence[_Told]]]) -> str:
+    first_rank, expected = told[0]
+    for rank, found in told[1:]:
         for seq, (a, b) in enumerate(zip(expected, found, strict=False)):
-            if a != b:
-                return f"event {seq} is the first that differs: rank {first_rank} {a}; {rank} {b}"
+            if a == b:
+                continue
+            start = f"event {seq} is the first that differs: "
+            if a.what != b.what:
+                return (
+                    f"{start}on rank {first_rank} {a.what}, of {_some(a.names)}; "
+                    f"on rank {rank} {b.what}, of {_some(b.names)}"
+                )
+            only = (
+                [n for n in a.names if n not in b.names],
+                [n for n in b.names if n not in a.names],
+            )
+            who = [
+                f"of {_some(names)} only on rank {r}"
+                for names, r in zip(only, (first_rank, rank), strict=True)
+                if names
+            ]
+            return f"{start}{a.what}, {' and '.join(who) or 'in another order'}"
         if len(found) != len(expected):
             return f"rank {rank} has {len(found)} events, rank {first_rank} {len(expected)}"
     return "their events are equal, their plans or models are not"
+
+
+def _some(names: Sequence[str]) -> str:
+    """Some names, folded; three at most."""
+    folded = fold_names(names)
+    shown = ", ".join(folded[:3])
+    return shown if len(folded) <= 3 else f"{shown} and {len(folded) - 3} more"
 
 
 def vote(error: BaseException | None, meshes: Meshes) -> None:
