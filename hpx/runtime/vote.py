@@ -7,14 +7,14 @@ sent, as there is nobody to hear it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import torch.distributed as dist
 
 from hpx.errors import HpxError, MeshError
 from hpx.mesh import MeshSpec
-from hpx.provenance import Event
+from hpx.provenance import Derivation, Event
 from hpx.ranges import fold_names
 from hpx.run import Run
 from hpx.runtime.meshes import Meshes
@@ -106,12 +106,30 @@ def agree(run: Run, meshes: Meshes, state: str = "") -> None:
         )
     same_request = all(theirs[0] == everyone[0][1][0] for _, theirs in everyone)
     what = "another model" if same_request else "another plan, mesh or pipeline"
-    told = gather([_told(run, event) for event in run.events], meshes)
+    if same_request:
+        why = _first_node(gather(_nodes(run), meshes))
+    else:
+        why = _first_difference(gather([_told(run, event) for event in run.events], meshes))
     raise HpxError(
         f"the ranks do not agree: rank {_listed(odd)} has {what} than rank {first}",
-        why=_first_difference(told),
+        why=why,
         fix="give every rank the same model, plan, mesh, pipeline and hpx version",
     )
+
+
+def _nodes(run: Run) -> dict[str, str]:
+    """What every node of the model is, by name."""
+    return {run.entry.path(node.id): str(node.spec) for node in run.entry.walk()}
+
+
+def _first_node(told: Sequence[tuple[int, Mapping[str, str]]]) -> str:
+    first_rank, expected = told[0]
+    for rank, found in told[1:]:
+        for name in [*expected, *found]:
+            a, b = expected.get(name, "not there"), found.get(name, "not there")
+            if a != b:
+                return f"'{name}' is {a} on rank {first_rank}, {b} on rank {rank}"
+    return "their modules are in another order, or what they are tied to differs"
 
 
 class _Told(NamedTuple):
@@ -122,8 +140,7 @@ class _Told(NamedTuple):
 
 
 def _told(run: Run, event: Event) -> _Told:
-    form = event.to_json()
-    value = "" if event.kind == "derive" else f" {form.get('new', '')}"
+    value = "" if isinstance(event.new, Derivation) or event.new is None else f" {event.new}"
     graphs = (run.entry, run.graph)
     names = (next((g.path(n) for g in graphs if n in g.nodes), "") for n in event.nodes)
     words = f"{event.pass_}: {event.kind} {event.key or ''}{value} ({event.why})"
