@@ -19,6 +19,7 @@ from hpx import __version__
 from hpx._files import read_text, write_text
 from hpx._fingerprint import fingerprint, plain
 from hpx._saved import check_saved
+from hpx.check.checks import run_checks
 from hpx.errors import HpxError, InputError, UsageError
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.jsonform import FoldedTree, graph_to_json
@@ -349,7 +350,11 @@ def run(
         options={"order": order},
         schedule=result.schedule.to_json(),
         facts=result.facts,
-        problems=[*(_warning(text) for text in result.schedule.warnings), *result.problems],
+        problems=[
+            *(Problem("warning", (), text, "") for text in result.schedule.warnings),
+            *result.problems,
+            *run_checks(result.graph, plan, mesh),
+        ],
         log=result.log,
         timings=result.timings,
         entry=graph,
@@ -394,7 +399,3 @@ def _model_summary(graph: ModuleGraph) -> dict[str, object]:
         "num_elements": sum(spec.num_elements * counts[id(spec)] for spec in kinds),
         "bytes": sum(spec.num_bytes * counts[id(spec)] for spec in kinds),
     }
-
-
-def _warning(text: str) -> Problem:
-    return Problem("warning", (), text, "")

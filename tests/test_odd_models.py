@@ -61,7 +61,8 @@ def integers(done: Run, path: str) -> dict[str, int]:
 
 
 def texts(done: Run) -> list[str]:
-    return [problem.text for problem in done.problems]
+    """What was found, but that these models stand on meta and their buffers hold nothing."""
+    return [p.text for p in done.problems if not p.text.startswith("non-persistent buffers")]
 
 
 def test_bert_divides_its_heads_and_its_width_and_keeps_the_rest() -> None:

@@ -49,6 +49,15 @@ def test_h1_one_kv_head_on_tp_2_is_refused_before_a_weight_is_touched(
     assert "or repeat its 1 kv head(s) to 2 in the model" in text
 
 
+UNPAIRED = (
+    "warning",
+    (
+        "its outputs are cut, and no rowwise matrix takes them: the module would give a part of its"
+        " result on every rank"
+    ),
+)
+
+
 class ViewsByN(nn.Module):
     """Reads its heads from ``self.n``, a name that nobody knows."""
 
@@ -68,14 +77,15 @@ def test_h2_a_declared_count_is_divided_and_logged() -> None:
     done = run(ViewsByN(), "tp=4", plan)
     assert integers(done) == {"n": 2}
     assert whys(done, "set") == ["declared under heads: / tp 4: 8 -> 2"]
-    assert done.problems == ()
+    assert [(problem.level, problem.text) for problem in done.problems] == [UNPAIRED]
 
 
 def test_h2_an_undeclared_count_is_a_warning() -> None:
     done = run(ViewsByN(), "tp=4", ShardingPlan({"attn.q.weight": {"tp": "S(0)"}}))
     assert integers(done) == {"n": 8}
     assert [(problem.level, problem.text) for problem in done.problems] == [
-        ("warning", "q is sharded on heads, no head count was rewritten")
+        ("warning", "q is sharded on heads, no head count was rewritten"),
+        UNPAIRED,
     ]
 
 

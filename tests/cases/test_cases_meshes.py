@@ -85,7 +85,11 @@ def test_m6_5_rows_over_4_list_the_empty_rank() -> None:
     pipeline = "@default, !shard-params, shard-params{uneven=allow}"
     done = hpx.run(nn.Linear(2, 5, bias=False), plan, "tp=4", pipeline)
     assert [problem.text for problem in done.problems] == [
-        "dim 0 of size 5 over tp=4 is uneven: 2,2,1,0; tp rank 3 holds nothing"
+        "dim 0 of size 5 over tp=4 is uneven: 2,2,1,0; tp rank 3 holds nothing",
+        (
+            "its outputs are cut, and no rowwise matrix takes them: it has 5, and no layer near it"
+            " takes as many"
+        ),
     ]
     rows = [done.by_name["weight"].ranges(done.mesh, rank)[0] for rank in range(4)]
     assert rows == [(0, 2), (2, 4), (4, 5), (5, 5)]
