@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from hpx.errors import UsageError, nearest
 from hpx.graph.nodes import ModuleNode, Node, TensorNode
@@ -34,7 +34,16 @@ class ModuleGraph:
             and buffers are unknown there.
     """
 
-    __slots__ = ("_next_id", "_order", "has_structure", "hints", "nodes", "root", "source")
+    __slots__ = (
+        "_next_id",
+        "_order",
+        "_parameters",
+        "has_structure",
+        "hints",
+        "nodes",
+        "root",
+        "source",
+    )
 
     def __init__(
         self,
@@ -53,6 +62,7 @@ class ModuleGraph:
         self.has_structure = has_structure
         self._next_id = len(nodes) if next_id is None else next_id
         self._order = order
+        self._parameters: Sequence[int] | None = None
 
     # -- importers ---------------------------------------------------------------------------
 
@@ -234,11 +244,23 @@ class ModuleGraph:
 
     def parameters(self, start: int | None = None) -> Iterator[TensorNode]:
         """The parameters of a walk, each tied group once."""
+        if start is None:
+            return cast("Iterator[TensorNode]", map(self.nodes.__getitem__, self._parameter_ids()))
         return (
             node
             for node in self.walk(start)
             if isinstance(node, TensorNode) and node.kind == "parameter"
         )
+
+    def _parameter_ids(self) -> Sequence[int]:
+        # Facts and checks ask again and again, and 60,000 modules stand between.
+        if self._parameters is None:
+            self._parameters = [
+                node.id
+                for node in self.walk()
+                if isinstance(node, TensorNode) and node.kind == "parameter"
+            ]
+        return self._parameters
 
     def buffers(self, start: int | None = None) -> Iterator[TensorNode]:
         """The buffers of a walk."""
@@ -257,7 +279,7 @@ class ModuleGraph:
 
     def copy(self) -> ModuleGraph:
         """An independent graph; nodes are values, so this copies one dictionary."""
-        return ModuleGraph(
+        twin = ModuleGraph(
             dict(self.nodes),
             source=self.source,
             hints=self.hints,
@@ -265,10 +287,13 @@ class ModuleGraph:
             next_id=self._next_id,
             order=self._order,
         )
+        twin._parameters = self._parameters
+        return twin
 
     def forget_order(self) -> None:
         """The tree changed: the next walk finds its order anew."""
         self._order = None
+        self._parameters = None
 
     def take_id(self) -> int:
         """A fresh id for a derived node."""
