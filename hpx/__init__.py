@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from hpx.derive.derive import plan
     from hpx.errors import (
         ContractError,
         HpxError,
@@ -75,6 +76,7 @@ __all__ = [
     "apply",
     "clip_grad_norm_",
     "fully_shard",
+    "plan",
     "restore",
     "run",
     "state_dict",
@@ -94,6 +96,7 @@ _HOME: Final = {
     "ModuleGraph": "hpx.graph.graph",
     "Run": "hpx.run",
     "ShardingPlan": "hpx.plan.plan",
+    "plan": "hpx.derive.derive",
     "run": "hpx.run",
 }  # every other public name is an error, at home in hpx.errors
 
@@ -113,7 +116,7 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """Keeps ``hpx.run`` the function: importing the submodule of that name must not rebind it."""
+    """Keeps ``hpx.run`` and ``hpx.plan`` functions: importing a submodule must not rebind them."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if not (name in _HOME and isinstance(value, ModuleType)):

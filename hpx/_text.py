@@ -82,7 +82,8 @@ def rule_place(rule: Rule) -> str:
     """Where a rule stands, its pattern and who wrote it."""
     if rule.source == "default":
         return f"{rule.where} (default of the plan)"
-    who = "model" if rule.source == "model" else "user file" if rule.file else "user, from Python"
+    derived = rule.source != "user"
+    who = rule.source if derived else "user file" if rule.file else "user, from Python"
     return f"{rule.where} {rule.pattern!r} ({who})"
 
 

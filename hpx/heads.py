@@ -26,6 +26,7 @@ __all__ = [
     "Count",
     "Heads",
     "Projection",
+    "attention_at",
     "attentions",
     "heads_of",
     "is_projection",
@@ -181,6 +182,11 @@ def attentions(graph: ModuleGraph, mesh: MeshSpec) -> list[Attention]:
     # A layer that counts heads too is not the attention module, if that one is inside it.
     inner = {above for owner in named if named[owner] for above in _above(graph, owner)}
     return [_attention(graph, owner) for owner in named if named[owner] or owner not in inner]
+
+
+def attention_at(graph: ModuleGraph, owner: int) -> Attention:
+    """What is known of the heads of a module, whether anything in it is cut or not."""
+    return _attention(graph, owner)
 
 
 class Heads(NamedTuple):

@@ -1,4 +1,4 @@
-"""What a model itself declares about its ties and head counts; JSON-able values only."""
+"""What a model itself declares about ties, head counts and its parallel layout; JSON-able only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,12 @@ _CONFIG_KEYS = (
     "n_head",
     "n_layer",
     "n_embd",
+    "multi_query",
+    "new_decoder_architecture",
+    "alibi",
+    "is_encoder_decoder",
 )
+_PLANS = (("tp_plan", "_tp_plan"), ("ep_plan", "_ep_plan"))
 
 
 def config_values(config: Mapping[str, object]) -> dict[str, int | str]:
@@ -48,7 +53,27 @@ def hints_of(model: nn.Module) -> dict[str, object]:
     # The map holds only if the config says so.
     if isinstance(tied, Mapping) and tied and values.get("tie_word_embeddings", True):
         hints["tied"] = [[str(source), str(name)] for name, source in tied.items()]
+    for key, attribute in _PLANS:
+        plan = _declared(model, attribute)
+        if isinstance(plan, Mapping) and plan:
+            hints[key] = {str(pattern): str(style) for pattern, style in plan.items()}
+    embeddings = [_path_of(model, f"get_{kind}_embeddings") for kind in ("input", "output")]
+    if any(embeddings):
+        hints["embeddings"] = embeddings
     return hints
+
+
+def _path_of(model: nn.Module, getter: str) -> str | None:
+    """The path of the module that a method of the model gives; None if it gives none."""
+    method = _declared(model, getter)
+    if not callable(method):
+        return None
+    try:
+        wanted = method()
+    except Exception:  # noqa: BLE001 - a model without such embeddings may raise anything
+        return None
+    named = model.named_modules() if wanted is not None else ()
+    return next((name for name, module in named if module is wanted), None)
 
 
 def _declared(model: nn.Module, name: str) -> object:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, Literal, NamedTuple, TypeAlias
 
@@ -25,10 +25,11 @@ from hpx.plan.values import (
 
 __all__ = ["Heads", "Packed", "Rule", "Source", "Tied", "rule_value"]
 
-Source: TypeAlias = Literal["user", "model", "default"]
-"""Who wrote a rule: a plan file or its Python form, the model's own plan, or the fallback."""
+Source: TypeAlias = Literal["user", "model", "structure", "names", "default"]
+"""Who wrote a rule: a plan file or its Python form, the model's own plan, what was derived from
+structure or names, or the fallback."""
 
-_SOURCES: Final[tuple[Source, ...]] = ("user", "model", "default")
+_SOURCES: Final[tuple[Source, ...]] = ("user", "model", "structure", "names", "default")
 _RULE_KEYS: Final = ("layout", "reason")
 _PACKED_KEYS: Final = ("dim", "repeat", "parts")
 
@@ -45,6 +46,7 @@ class Rule:
         file: The plan file; None for a plan made in Python.
         line: The line there, from 1.
         reason: What the plan's author wrote as the reason.
+        heading: The group under which a derived plan is written; no part of the rule.
 
     Raises:
         PlanError: The pattern is malformed.
@@ -57,6 +59,7 @@ class Rule:
     file: str | None = None
     line: int | None = None
     reason: str | None = None
+    heading: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         with at(self.where):

@@ -21,3 +21,9 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 def test_importing_the_submodule_run_leaves_the_function_run_in_place() -> None:
     module = importlib.import_module("hpx.run")
     assert hpx.run is module.run
+
+
+def test_importing_the_package_plan_leaves_the_function_plan_in_place() -> None:
+    package = importlib.import_module("hpx.plan")
+    assert hpx.plan is importlib.import_module("hpx.derive.derive").plan
+    assert package.ShardingPlan is hpx.ShardingPlan

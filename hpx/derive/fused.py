@@ -1,0 +1,87 @@
+"""Fused projections whose layout the code of their class fixes, by qualified class name.
+
+Read off transformers 5.24. A class that is not here may lay its rows out in any of three ways (one
+part after the other, head by head, group by group), so nothing is assumed of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, Literal, TypeAlias, cast
+
+from hpx.derive.layers import Layer
+from hpx.derive.types import PackedFact
+from hpx.graph.graph import ModuleGraph
+from hpx.heads import Attention
+
+__all__ = ["ALIBI", "fused_attention", "fused_mlp", "looks_fused"]
+
+_Way: TypeAlias = Literal["parts", "heads", "falcon"]
+
+_MODELS: Final = "transformers.models."
+_ATTENTION: Final[Mapping[tuple[str, str], _Way]] = {
+    ("gpt2.modeling_gpt2.GPT2Attention", "c_attn"): "parts",
+    ("phi3.modeling_phi3.Phi3Attention", "qkv_proj"): "parts",
+    ("mpt.modeling_mpt.MptAttention", "Wqkv"): "parts",
+    ("gpt_neox.modeling_gpt_neox.GPTNeoXAttention", "query_key_value"): "heads",
+    ("bloom.modeling_bloom.BloomAttention", "query_key_value"): "heads",
+    ("falcon.modeling_falcon.FalconAttention", "query_key_value"): "falcon",
+}
+_MLP: Final = frozenset(
+    [
+        ("phi3.modeling_phi3.Phi3MLP", "gate_up_proj"),
+        ("glm.modeling_glm.GlmMLP", "gate_up_proj"),
+        ("glm4.modeling_glm4.Glm4MLP", "gate_up_proj"),
+    ]
+)
+ALIBI: Final = frozenset(
+    [f"{_MODELS}bloom.modeling_bloom.BloomAttention", f"{_MODELS}mpt.modeling_mpt.MptAttention"]
+)
+"""Attention that is given one slope for each head of the whole model."""
+
+
+def fused_attention(graph: ModuleGraph, attention: Attention, layer: Layer) -> PackedFact | None:
+    """How a fused q, k and v lies; None where its class does not say."""
+    cls = graph.module(attention.owner).spec.cls
+    way = _ATTENTION.get((cls.removeprefix(_MODELS), layer.name))
+    heads, size = attention.num_heads, attention.head_dim
+    if way is None or not heads:
+        return None
+    kv = attention.num_kv_heads or heads
+    if size is None:  # neither counts nor sizes are stored: as many keys as queries
+        size = layer.outputs // (3 * heads)
+    repeat = 1
+    if way == "falcon":
+        config = cast(Mapping[str, object], graph.hints.get("config", {}))
+        if config.get("new_decoder_architecture"):
+            repeat = kv
+        elif config.get("multi_query"):
+            kv = 1
+        else:
+            repeat = heads
+    elif way == "heads":
+        repeat = heads
+    parts = (("q", heads * size), ("k", kv * size), ("v", kv * size))
+    if sum(rows for _, rows in parts) != layer.outputs:
+        return None
+    return PackedFact(layer, repeat, parts, cls.rsplit(".", 1)[-1])
+
+
+def fused_mlp(graph: ModuleGraph, owner: int, layer: Layer) -> PackedFact | None:
+    """How a fused gate and up lies; None where its class does not say."""
+    cls = graph.module(owner).spec.cls
+    if (cls.removeprefix(_MODELS), layer.name) not in _MLP:
+        return None
+    half = layer.outputs // 2
+    return PackedFact(layer, 1, (("gate", half), ("up", half)), cls.rsplit(".", 1)[-1])
+
+
+def looks_fused(fact: PackedFact | None, layer: Layer, what: str) -> str:
+    """Why a fused layer that cannot be cut stays whole."""
+    if fact is None:
+        return (
+            f"{layer.name} holds {what} in one matrix, and whether its {layer.outputs} rows lie"
+            " part by part, head by head or group by group is not known; declare it under packed:"
+        )
+    parts = ", ".join(f"{name} {rows}" for name, rows in fact.parts)
+    return f"{layer.name} holds {what} in one matrix ({parts}, as {fact.fixed_by} reads it)"
