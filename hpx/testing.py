@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
 from hpx._graph_of import graph_of
 from hpx._outline import (
@@ -54,6 +54,11 @@ from hpx.plan import ShardingPlan
 from hpx.provenance import Derivation, Event, Provenance, replay
 from hpx.ranges import fold_names
 
+if TYPE_CHECKING:
+    from torch import nn
+
+    from hpx.runtime.conservation import Conserved
+
 __all__ = [
     "Outcome",
     "assert_idempotent",
@@ -63,6 +68,7 @@ __all__ = [
     "event_lines",
     "graph_of",
     "outline",
+    "prove_conservation",
     "run_pass",
 ]
 
@@ -253,3 +259,42 @@ def assert_idempotent(
     second = run_pass(pass_, first.graph, plan=plan, mesh=mesh)
     assert_same_outline(outline(second.graph, graph), outline(first.graph, graph))
     return first
+
+
+# -- whole runs ----------------------------------------------------------------------------------
+
+
+def prove_conservation(
+    model: nn.Module,
+    plan: PlanLike,
+    mesh: MeshSpec | str,
+    pipeline: str | Sequence[str | Pass | type[Pass]] = "@default",
+) -> Conserved:
+    """Apply a model as every rank of a mesh, and account for every single element of it.
+
+    Every element gets a number of its own, in the bits of its own dtype. What each rank holds has
+    to be where the run says and where ``torch.chunk`` puts it, on as many ranks as its layout
+    leaves it whole; and all of it has to come back, through the inverse of the lineages and through
+    `hpx.restore`, under the original names. One process plays all ranks, without a process group.
+
+    Args:
+        model: A model of plain tensors, real or meta; stays as it is.
+        plan: A plan, its ``params`` alone, or None for ``default: replicate``.
+        mesh: A mesh or its text.
+        pipeline: Text form or passes.
+
+    Raises:
+        AssertionError: An element is lost, doubled or elsewhere; the message names it.
+        HpxError: The run or the application is refused, or there is a process group already.
+
+    >>> import torch
+    >>> model = torch.nn.Linear(3, 5)
+    >>> prove_conservation(model, {"weight": {"tp": "S(0)"}, "bias": "replicate"}, "dp=2,tp=5")
+    Conserved(parameters=2, elements=20, ranks=10, held=80)
+    """
+    from hpx.run import run
+    from hpx.runtime.conservation import Conservation, with_memory
+
+    request = _request(plan, mesh)
+    model = with_memory(model)
+    return Conservation(model, run(model, request.plan, request.mesh, pipeline)).prove()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,15 +10,16 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from hpx.errors import HpxError
+from hpx.graph.nodes import TensorNode
 from hpx.lineage import sources
 from hpx.runtime.containers import take_containers_out
-from hpx.runtime.gather import current_parameter, kept_as, originals
+from hpx.runtime.gather import current_parameter, full_tensor, kept_as, originals
 from hpx.runtime.journal import Fault, Journal
 from hpx.runtime.materialize import attributes_of, give_attributes
 from hpx.runtime.record import RECORD, Applied, applied_to
 from hpx.runtime.vote import vote
 
-__all__ = ["restore", "state_dict"]
+__all__ = ["restore", "restore_from", "state_dict"]
 
 
 def restore(model: nn.Module, *, fault: Fault | None = None) -> nn.Module:
@@ -44,7 +45,18 @@ def restore(model: nn.Module, *, fault: Fault | None = None) -> nn.Module:
             "fully_shard was called after hpx.apply, and torch cannot take it back",
             fix="use hpx.state_dict(model), and load it into a fresh model",
         )
-    parameters = _whole_parameters(applied)
+    restore_from(applied, fault=fault)
+    return model
+
+
+def restore_from(
+    applied: Applied,
+    whole: Callable[[Applied, TensorNode], torch.Tensor] = full_tensor,
+    *,
+    fault: Fault | None = None,
+) -> None:
+    """Restore a model from whole tensors, wherever they come from."""
+    parameters = _whole_parameters(applied, whole)
     journal = Journal(fault)
     try:
         error = _attempt(applied, parameters, journal)
@@ -53,7 +65,6 @@ def restore(model: nn.Module, *, fault: Fault | None = None) -> nn.Module:
         journal.rollback()
         raise
     journal.commit()
-    return model
 
 
 def state_dict(model: nn.Module) -> dict[str, Any]:
@@ -95,16 +106,18 @@ def _applied(model: nn.Module) -> Applied:
     return applied
 
 
-def _whole_parameters(applied: Applied) -> dict[int, nn.Parameter]:
+def _whole_parameters(
+    applied: Applied, whole: Callable[[Applied, TensorNode], torch.Tensor] = full_tensor
+) -> dict[int, nn.Parameter]:
     """New parameters by entry id; those that never left the model are not among them."""
     graph = applied.run.graph
     kept = {node.id for node in graph.parameters() if node.layout is None and node.lineage is None}
     found: dict[int, nn.Parameter] = {}
-    for node, place, whole in originals(applied):
+    for node, place, tensor in originals(applied, whole):
         if place.node in kept:
             continue
         current = current_parameter(applied, node)
-        made = nn.Parameter(whole.clone(), requires_grad=current.requires_grad)
+        made = nn.Parameter(tensor.clone(), requires_grad=current.requires_grad)
         stacked = node.lineage is not None
         attributes = applied.attributes.get(place.node, {}) if stacked else attributes_of(current)
         give_attributes(made, attributes)

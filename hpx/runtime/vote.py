@@ -117,18 +117,30 @@ def agree(run: Run, meshes: Meshes, state: str = "") -> None:
     )
 
 
-def _nodes(run: Run) -> dict[str, str]:
+_Fields = Mapping[str, str]
+
+
+def _nodes(run: Run) -> dict[str, _Fields]:
     """What every node of the model is, by name."""
-    return {run.entry.path(node.id): str(node.spec) for node in run.entry.walk()}
+    return {
+        run.entry.path(node.id): {key: str(value) for key, value in node.spec._asdict().items()}
+        for node in run.entry.walk()
+    }
 
 
-def _first_node(told: Sequence[tuple[int, Mapping[str, str]]]) -> str:
+def _first_node(told: Sequence[tuple[int, Mapping[str, _Fields]]]) -> str:
     first_rank, expected = told[0]
     for rank, found in told[1:]:
-        for name in [*expected, *found]:
-            a, b = expected.get(name, "not there"), found.get(name, "not there")
-            if a != b:
-                return f"'{name}' is {a} on rank {first_rank}, {b} on rank {rank}"
+        for name in expected.keys() ^ found.keys():
+            which, other = (first_rank, rank) if name in expected else (rank, first_rank)
+            return f"rank {which} has '{name}', rank {other} has not"
+        for name, fields in expected.items():
+            for key, value in fields.items():
+                if found[name].get(key) != value:
+                    return (
+                        f"{key} of '{name}' is {value} on rank {first_rank},"
+                        f" {found[name].get(key)} on rank {rank}"
+                    )
     return "their modules are in another order, or what they are tied to differs"
 
 

@@ -12,7 +12,9 @@ from torch import nn
 import hpx
 from hpx.bundled_modules import CausalLM, DecoderConfig
 from hpx.errors import HpxError
+from hpx.lineage import pull
 from hpx.runtime import apply as applying
+from hpx.runtime import materialize
 from tests.hpx.runtime.conftest import FakeGroup
 from tests.hpx.runtime.snapshot import assert_same, snapshot
 
@@ -202,3 +204,18 @@ def test_a_model_applies_after_a_failure_as_if_nothing_had_been(kind: str, two_r
 def _places(model: nn.Module) -> Iterator[str]:
     for place, value in snapshot(model).items():
         yield place.split("hooks")[0] + (f" {value!r}" if isinstance(value, bytes) else "")
+
+
+def test_elements_in_the_wrong_place_are_found_by_full_verification(
+    two_ranks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, mesh, pipeline, more = KINDS["experts"]
+    model = _model(**more)
+    before = snapshot(model)
+    monkeypatch.setattr(
+        materialize, "pull", lambda of, ranges: pull(of, [(0, b - a) for a, b in ranges])
+    )
+    with pytest.raises(HpxError, match="its elements are not where the run says"):
+        hpx.apply(model, plan, mesh, pipeline, verify="full")
+    assert_same(before, model)
+    hpx.apply(model, plan, mesh, pipeline)  # shapes and flags are right
