@@ -21,7 +21,7 @@ from hpx.graph.json_file import read_json_object
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-__all__ = ["graph_from_config"]
+__all__ = ["graph_from_config", "model_from_config"]
 
 
 def graph_from_config(path: Path, shown: str, source: str) -> ModuleGraph:
@@ -31,6 +31,18 @@ def graph_from_config(path: Path, shown: str, source: str) -> ModuleGraph:
         path: The file.
         shown: How errors name it.
         source: How the graph names it.
+
+    Raises:
+        InputError: transformers is missing or does not know the model, or cannot build it.
+    """
+    model = model_from_config(path, shown)
+    from hpx.graph.from_module import graph_from_module
+
+    return graph_from_module(model, source=source)
+
+
+def model_from_config(path: Path, shown: str) -> PreTrainedModel:
+    """The model that a ``config.json`` describes, on the meta device.
 
     Raises:
         InputError: transformers is missing or does not know the model, or cannot build it.
@@ -47,10 +59,7 @@ def graph_from_config(path: Path, shown: str, source: str) -> ModuleGraph:
                 fix="pip install 'hpx-passes[hf]'",
             ) from None
         with _quiet_and_offline():
-            model = _build(values, shown)
-    from hpx.graph.from_module import graph_from_module
-
-    return graph_from_module(model, source=source)
+            return _build(values, shown)
 
 
 @contextlib.contextmanager

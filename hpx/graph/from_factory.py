@@ -27,7 +27,7 @@ from hpx.graph.graph import ModuleGraph
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["graph_from_factory", "model_from_factory"]
+__all__ = ["graph_from_factory", "model_and_inputs_from_factory", "model_from_factory"]
 
 _LIBRARIES: Final = ("site-packages", "dist-packages", "<", sysconfig.get_path("stdlib"))
 
@@ -52,6 +52,16 @@ def model_from_factory(text: str) -> nn.Module:
         UsageError: There is no such module or name.
         InputError: The user's code raised, or gave no module.
     """
+    return model_and_inputs_from_factory(text)[0]
+
+
+def model_and_inputs_from_factory(text: str) -> tuple[nn.Module, object]:
+    """The model, and the example inputs of a factory that returns ``(model, inputs)``, or None.
+
+    Raises:
+        UsageError: There is no such module or name.
+        InputError: The user's code raised, or gave no module.
+    """
     from torch import nn
 
     module_name, _, name = text.partition(":")
@@ -59,10 +69,11 @@ def model_from_factory(text: str) -> nn.Module:
         target = _lookup(_import(module_name), name, module_name)
         # A module object is callable, too: that would be its forward.
         result = target if isinstance(target, nn.Module) else _call(target, text)
+    inputs: object = None
     if isinstance(result, (tuple, list)) and result:
-        result = result[0]
+        result, inputs = result[0], (result[1] if len(result) > 1 else None)
     if isinstance(result, nn.Module):
-        return result
+        return result, inputs
     kind = type(result).__name__
     raise InputError(
         f"{text} gives no model", why=f"it returned a {kind}", fix="return a torch.nn.Module"

@@ -1,0 +1,106 @@
+"""Example inputs of a model, as fake tensors: given ones, or what its forward seems to take."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree
+
+from hpx.errors import InputError
+
+__all__ = ["Call", "example_inputs"]
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+_BATCH: Final = 2
+_LENGTH: Final = 6
+_IDS: Final = ("input_ids", "decoder_input_ids")
+_FIX: Final = "name a factory that returns (model, example inputs)"
+
+
+def example_inputs(model: nn.Module, given: object, mode: FakeTensorMode) -> Call:
+    """Arguments for the model's forward.
+
+    Args:
+        model: The model.
+        given: Example inputs: a tuple of arguments, a mapping by name, one tensor; or None.
+        mode: The mode in which they are made.
+
+    Raises:
+        InputError: None are given, and what the forward takes cannot be told.
+    """
+    with mode:
+        if given is not None:
+            return _given(given)
+        names = list(inspect.signature(model.forward).parameters)
+        main = getattr(model, "main_input_name", None)
+        if isinstance(main, str) and main in names and hasattr(model, "config"):
+            return _of_transformers(model, main, names)
+        return _by_first_layer(model)
+
+
+def _given(given: object) -> Call:
+    made = _pytree.tree_map_only(Tensor, _fake, given)
+    if isinstance(made, Mapping):
+        return (), dict(made)
+    if isinstance(made, (tuple, list)):
+        return tuple(made), {}
+    return (made,), {}
+
+
+def _fake(tensor: Tensor) -> Tensor:
+    return torch.zeros(tensor.shape, dtype=tensor.dtype)
+
+
+def _of_transformers(model: nn.Module, main: str, names: list[str]) -> Call:
+    config: Any = model.config
+    arguments: dict[str, Any] = {}
+    if main == "pixel_values":
+        inner = getattr(config, "vision_config", config)
+        size = getattr(inner, "image_size", 32)
+        height, width = size if isinstance(size, (tuple, list)) else (size, size)
+        shape = (_BATCH, getattr(inner, "num_channels", 3), height, width)
+        arguments[main] = torch.zeros(shape, dtype=_dtype(model))
+    elif main == "input_ids":
+        arguments[main] = _ids()
+    else:
+        raise InputError(f"what its input '{main}' looks like is not known", fix=_FIX)
+    if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in names:
+        arguments["decoder_input_ids"] = _ids()
+    if "use_cache" in names:
+        arguments["use_cache"] = False
+    return (), arguments
+
+
+def _ids() -> Tensor:
+    return torch.zeros((_BATCH, _LENGTH), dtype=torch.int64)
+
+
+def _dtype(model: nn.Module) -> torch.dtype:
+    floats = (p.dtype for p in model.parameters() if p.is_floating_point())
+    return next(floats, torch.float32)
+
+
+def _by_first_layer(model: nn.Module) -> Call:
+    """One input, as the first layer that the model registers takes it."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [p for p in parameters if p.default is p.empty and p.kind not in several]
+    if len(needed) != 1 or needed[0].kind is inspect.Parameter.KEYWORD_ONLY:
+        names = ", ".join(p.name for p in needed) or "nothing by name"
+        raise InputError(f"its forward takes {names}", fix=_FIX)
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            return (_ids(),), {}
+        if isinstance(module, nn.Linear):
+            shape: tuple[int, ...] = (_BATCH, _LENGTH, module.in_features)
+            return (torch.zeros(shape, dtype=module.weight.dtype),), {}
+        if isinstance(module, nn.Conv2d):
+            shape = (_BATCH, module.in_channels, 32, 32)
+            return (torch.zeros(shape, dtype=module.weight.dtype),), {}
+    raise InputError("its first layer does not tell what it takes", fix=_FIX)

@@ -1,0 +1,53 @@
+"""What a shape proof found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hpx.pipeline.context import Problem
+
+__all__ = ["Proof"]
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The outcome.
+
+    Attributes:
+        boundaries: How many regions the run has.
+        distinct: How many of them differ.
+        proved: How many distinct ones ran with the shapes of one rank.
+        problems: What failed, one for each distinct region.
+        unproven: Why something could not be tried; empty if all was.
+    """
+
+    boundaries: int
+    distinct: int
+    proved: int
+    problems: tuple[Problem, ...] = ()
+    unproven: str = ""
+
+    @property
+    def status(self) -> Literal["proved", "failed", "unproven"]:
+        """``failed`` if a region failed, else ``unproven`` if one was not tried."""
+        if self.problems:
+            return "failed"
+        return "unproven" if self.unproven else "proved"
+
+    def __str__(self) -> str:
+        done = f"{self.proved} of {self.distinct} distinct regions ({self.boundaries} in all)"
+        if self.distinct == 0 and not self.unproven:
+            return "shapes: nothing to prove, no region is cut on tp"
+        said = f"shapes {self.status}: {done} ran with the shapes of one rank"
+        return f"{said}; {self.unproven}" if self.unproven else said
+
+    def to_json(self) -> dict[str, object]:
+        """``{status, boundaries, distinct, proved, unproven}``."""
+        return {
+            "status": self.status,
+            "boundaries": self.boundaries,
+            "distinct": self.distinct,
+            "proved": self.proved,
+            "unproven": self.unproven,
+        }

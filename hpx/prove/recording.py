@@ -1,0 +1,106 @@
+"""One forward of the unsharded model on fake tensors: what enters and leaves each region."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree
+
+from hpx.prove.contractions import Contraction, Contractions
+from hpx.prove.inputs import Call
+
+__all__ = ["Recorded", "Shapes", "record", "shapes_in"]
+
+Shapes = list[tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One call of a region.
+
+    Attributes:
+        args: Its positional arguments.
+        kwargs: The others.
+        shapes: The shapes of the tensors that came out.
+        contractions: What was multiplied inside.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    shapes: Shapes
+    contractions: list[Contraction]
+
+
+class _EnoughError(Exception):
+    """Every region was met: what follows need not run."""
+
+
+def shapes_in(result: object) -> Shapes:
+    """The shapes of all tensors in what a module gave."""
+    leaves = _pytree.tree_leaves(result)
+    return [tuple(int(n) for n in leaf.shape) for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def record(
+    model: nn.Module,
+    paths: Iterable[str],
+    call: Call,
+    mode: FakeTensorMode,
+    deadline: float,
+    found: dict[str, Recorded],
+) -> None:
+    """Run a model until each of its modules at ``paths`` was called once.
+
+    Args:
+        model: A fake copy; hooks are added to it and removed again.
+        paths: The modules.
+        call: What its forward gets.
+        mode: The mode of its tensors.
+        deadline: When to give up, on the monotonic clock.
+        found: Gets what was recorded, also where the forward fails later.
+
+    Raises:
+        Exception: Whatever the model raises on fake tensors.
+    """
+    waiting = {path for path in paths if path not in found}
+    contractions = Contractions(deadline)
+    handles = []
+    for path in waiting:
+        module = model.get_submodule(path)
+        before, after = _hooks(path, waiting, found, contractions)
+        handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+        handles.append(module.register_forward_hook(after))
+    args, kwargs = call
+    try:
+        with mode, torch.no_grad(), contractions:
+            model(*args, **kwargs)
+    except _EnoughError:
+        pass
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _hooks(
+    path: str, waiting: set[str], found: dict[str, Recorded], contractions: Contractions
+) -> tuple[Callable[..., None], Callable[..., None]]:
+    entered: list[tuple[tuple[Any, ...], dict[str, Any], int]] = []
+
+    def before(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        entered.append((args, dict(kwargs), len(contractions.found)))
+
+    def after(_module: nn.Module, _args: object, result: object) -> None:
+        args, kwargs, start = entered.pop()
+        if path not in found:
+            seen = contractions.found[start:]
+            found[path] = Recorded(args, kwargs, shapes_in(result), seen)
+            waiting.discard(path)
+            if not waiting:
+                raise _EnoughError
+
+    return before, after

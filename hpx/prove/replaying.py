@@ -1,0 +1,109 @@
+"""A copy of a region with what one rank holds, on the inputs of the unsharded one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from hpx.prove.blame import Blame, Frames, blame, frames_of
+from hpx.prove.contractions import Contractions, OutOfTimeError
+from hpx.prove.copying import copy_with
+from hpx.prove.recording import Recorded, Shapes, shapes_in
+from hpx.prove.regions import Region
+
+__all__ = ["Failure", "replay"]
+
+
+class Failure:
+    """Why a region does not run on one rank.
+
+    Attributes:
+        what: What failed, with its numbers.
+        blame: Where; its line is empty where no line is to blame.
+    """
+
+    def __init__(self, what: str, blame: Blame) -> None:
+        self.what = what
+        self.blame = blame
+
+
+def replay(
+    module: nn.Module,
+    region: Region,
+    recorded: Recorded,
+    mode: FakeTensorMode,
+    size: int,
+    deadline: float,
+) -> Failure | None:
+    """Run a region as one rank would; None if every shape fits.
+
+    Args:
+        module: The region in the fake copy of the model; stays as it is.
+        region: What one rank makes of it.
+        recorded: What entered and left it.
+        mode: The mode of its tensors.
+        size: Size of tp.
+        deadline: When to give up, on the monotonic clock.
+
+    Raises:
+        OutOfTimeError: It took too long.
+    """
+    local = _on_one_rank(module, region, mode)
+    contractions = Contractions(deadline, frames=True)
+    divided = list(region.integers)
+
+    def failure(what: str, frames: Frames = ()) -> Failure:
+        return Failure(what, blame(local, frames, divided, size))
+
+    try:
+        with mode, torch.no_grad(), contractions:
+            result = local(*recorded.args, **recorded.kwargs)
+    except OutOfTimeError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a model's code can raise anything
+        text = " ".join(str(error).split())[:200]
+        return failure(f"{type(error).__name__}: {text}", frames_of(error))
+    pairs = zip(recorded.contractions, contractions.found, strict=False)
+    for before, after in pairs if region.kind == "attention" else ():
+        if before.size != after.size:
+            what = f"query and key are multiplied over {after.size} of the {before.size} of a head"
+            return failure(what, after.frames)
+    wrong = _wrong_output(recorded.shapes, shapes_in(result), size, summed=region.summed)
+    return None if wrong is None else failure(wrong)
+
+
+def _on_one_rank(module: nn.Module, region: Region, mode: FakeTensorMode) -> nn.Module:
+    shapes: dict[int, tuple[int, ...]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if name in region.shapes:
+            shapes[id(parameter)] = region.shapes[name]
+
+    def shape_of(tensor: Tensor) -> tuple[int, ...]:
+        return shapes.get(id(tensor), tuple(tensor.shape))
+
+    local = copy_with(module, mode, shape_of)
+    for (path, name), value in region.integers.items():
+        setattr(local.get_submodule(path), name, value)
+    return local
+
+
+def _wrong_output(before: Shapes, after: Shapes, size: int, *, summed: bool) -> str | None:
+    """What is wrong with the shapes that came out; only the first tensor is summed."""
+    if len(before) != len(after):
+        return f"{len(after)} tensors come out, and {len(before)} of the unsharded one"
+    for index, (whole, local) in enumerate(zip(before, after, strict=True)):
+        must_be_whole = summed and index == 0
+        if whole != local and (must_be_whole or not _is_cut(whole, local, size)):
+            return f"{list(local)} comes out, where the unsharded one gives {list(whole)}"
+    return None
+
+
+def _is_cut(whole: Sequence[int], local: Sequence[int], size: int) -> bool:
+    """Whether one dim, and nothing else, is what one rank has of it."""
+    if len(whole) != len(local):
+        return False
+    differ = [(a, b) for a, b in zip(whole, local, strict=True) if a != b]
+    return len(differ) == 1 and -(-differ[0][0] // size) == differ[0][1]
