@@ -29,7 +29,7 @@ def check_writable(path: Path) -> None:
         else:
             return
     except OSError as error:
-        why = error.strerror
+        why = error.strerror or str(error)
     raise UsageError(f"cannot write {path}", why=why)
 
 

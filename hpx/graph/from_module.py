@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
@@ -249,7 +250,7 @@ class _Importer:
             if parameter is not None:
                 self.add_parameter(owner, name, parameter)
         if module._buffers:
-            transient = getattr(module, "_non_persistent_buffers_set", frozenset())
+            transient: Collection[str] = getattr(module, "_non_persistent_buffers_set", ())
             for name, buffer in module._buffers.items():
                 if buffer is not None:
                     self.add_tensor("buffer", owner, name, buffer, persistent=name not in transient)

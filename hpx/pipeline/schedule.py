@@ -180,12 +180,12 @@ def _breakers(listed: Sequence[Listed]) -> Callable[[Listed, Fact], Listed | Non
     """Who invalidates a fact and has to run before the one that requires it, if anybody."""
     found = [one for one in listed if one.info.invalidates]
     if not found:
-        return lambda requirer, fact: None
+        return lambda *_: None
     import networkx as nx
 
     graph = edges_graph(listed, declared_edges(listed))
     if not nx.is_directed_acyclic_graph(graph):
-        return lambda requirer, fact: None  # the cycle is told instead
+        return lambda *_: None  # the cycle is told instead
 
     def breaker(requirer: Listed, fact: Fact) -> Listed | None:
         for one in found:

@@ -122,8 +122,10 @@ def test_two_of_one_storage_that_differ_in_requires_grad_are_refused_by_name(
     first_is_trained: bool,
 ) -> None:
     model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
-    model[1].weight = nn.Parameter(model[0].weight.data, requires_grad=not first_is_trained)
-    model[0].weight.requires_grad_(first_is_trained)
+    first, second = tuple(model.parameters())
+    second.data = first.data
+    first.requires_grad_(first_is_trained)
+    second.requires_grad_(not first_is_trained)
     trained, frozen = ("0", "1") if first_is_trained else ("1", "0")
     said = f"'{trained}.weight' and '{frozen}.weight' share one memory, and only the first is"
     with pytest.raises(InputError, match=said):
@@ -132,8 +134,9 @@ def test_two_of_one_storage_that_differ_in_requires_grad_are_refused_by_name(
 
 def test_two_frozen_parameters_of_one_storage_are_one_node() -> None:
     model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
-    model[1].weight = nn.Parameter(model[0].weight.data, requires_grad=False)
-    model[0].weight.requires_grad_(False)
+    first, second = tuple(model.parameters())
+    second.data = first.data
+    model.requires_grad_(False)
     graph = ModuleGraph.from_module(model)
     assert parameter_names(graph) == [["0.weight", "1.weight"]]
     assert not tensor(graph, "0.weight").spec.requires_grad
@@ -333,7 +336,7 @@ def test_what_does_not_belong_into_torchs_tables_is_refused_by_name(
 
 def test_a_model_whose_attributes_raise_declares_nothing() -> None:
     class Proud(nn.Linear):
-        def __getattr__(self, name: str) -> object:
+        def __getattr__(self, name: str) -> torch.Tensor | nn.Module:
             if name in ("config", "all_tied_weights_keys"):
                 raise RuntimeError(f"no {name}")
             return super().__getattr__(name)
