@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from hpx.errors import HpxError, LayoutError, ManyErrors, UsageError, did_you_mean
 from hpx.graph.graph import ModuleGraph
@@ -17,14 +18,20 @@ from hpx.layout import Layout, local_shape
 from hpx.lineage import describe
 from hpx.mesh import MeshSpec
 from hpx.params import Param
+from hpx.pipeline.context import Problem
 from hpx.pipeline.info import Pass
 from hpx.pipeline.manager import PassManager, Progress
 from hpx.pipeline.request import Request
 from hpx.plan import Pattern, Rule, ShardingPlan, match_parameters
+from hpx.prove import Proof, prove
 from hpx.run import Run, run
 from hpx.tools._folding import fold_params, unfolded
 from hpx.tools._report import layout_table, problem_lines, problem_to_json, uneven_lines
+from hpx.tools._summary import summary_blocks, summary_json
 from hpx.tools._tables import Block
+
+if TYPE_CHECKING:
+    from torch import nn
 
 __all__ = ["Check", "check_plan"]
 
@@ -39,6 +46,8 @@ class Check:
         params: The parameters with what the plan decides, or what its rules say.
         findings: Why the pipeline refused the plan; empty if it did not.
         run: The run; None where the pipeline refused.
+        differences: Where the derived plan decides otherwise; remarks, no problems.
+        proof: What the shape proof found; None where nothing was tried.
     """
 
     plan: ShardingPlan
@@ -46,17 +55,30 @@ class Check:
     params: tuple[Param, ...]
     findings: tuple[HpxError, ...]
     run: Run | None
+    differences: tuple[str, ...] = ()
+    proof: Proof | None = None
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """What a person should look at: of the run, and of the proof."""
+        found = self.run.problems if self.run else ()
+        return (*found, *(self.proof.problems if self.proof else ()))
 
     @property
     def ok(self) -> bool:
         """Whether there is nothing to look at: no finding, and no problem but remarks."""
-        problems = self.run.problems if self.run else ()
-        return not self.findings and all(problem.level == "info" for problem in problems)
+        return not self.findings and all(problem.level == "info" for problem in self.problems)
 
     def report(self, params: Sequence[Param], *, every: bool) -> list[Block]:
-        """The table, with one row for each parameter if ``every``; see `verdict` for the rest."""
+        """The table, with one row for each parameter if ``every``; see `verdict` for the rest.
+
+        Of all parameters the sums are told too: memory, communication, gradients.
+        """
         rows = unfolded(params) if every else fold_params(params)
-        return [layout_table(rows, full=True)]
+        blocks: list[Block] = [layout_table(rows, full=True)]
+        if self.run is not None and len(params) == len(self.params):
+            blocks += summary_blocks(self.run, self.proof)
+        return blocks
 
     def verdict(self) -> list[Block]:
         """What is wrong, and one line that says whether the plan fits."""
@@ -65,8 +87,15 @@ class Check:
             blocks += ["", "uneven", *lines]
         if self.findings:
             blocks += ["", f"problems ({len(self.findings)})", *_finding_lines(self.findings)]
-        elif self.run is not None and self.run.problems:
-            blocks += ["", f"problems ({len(self.run.problems)})", *problem_lines(self.run)]
+        elif self.run is not None and self.problems:
+            lines = list(problem_lines(self.run, self.problems))
+            blocks += ["", f"problems ({len(self.problems)})", *lines]
+        if self.proof is not None and self.proof.unproven:
+            blocks += ["", str(self.proof)]
+        if self.differences:
+            count = len(self.differences)
+            blocks += ["", f"other than the derived plan ({count})"]
+            blocks += [f"  info: {line}" for line in self.differences]
         verdict = "fits" if self.ok else "has problems"
         blocks += ["", f"the plan {verdict}: {self._counts()}"]
         return blocks
@@ -77,20 +106,23 @@ class Check:
         return f"{len(self.params):,} parameters, {cut:,} cut, {without:,} without a rule"
 
     def to_json(self, params: Sequence[Param]) -> dict[str, object]:
-        """``{mesh, plan, ok, refused, parameters, problems}``."""
+        """``{mesh, plan, ok, refused, parameters, problems}``, and the sums of a run."""
         problems: list[dict[str, object]] = [
             {"level": "error", "text": str(finding), "hint": finding.fix or "", "names": []}
             for finding in self.findings
         ]
         if self.run is not None:
-            problems += [problem_to_json(self.run, problem) for problem in self.run.problems]
+            problems += [problem_to_json(self.run, problem) for problem in self.problems]
+        sums = {} if self.run is None else summary_json(self.run, self.proof)
         return {
+            **sums,
             "mesh": str(self.mesh),
             "plan": self.plan.file,
             "ok": self.ok,
             "refused": self.run is None,
             "parameters": [param.to_json() for param in params],
             "problems": problems,
+            "differences": list(self.differences),
         }
 
     def matching(self, text: str | None) -> list[Param]:
@@ -123,8 +155,21 @@ def check_plan(
     mesh: MeshSpec,
     passes: Sequence[Pass],
     progress: Progress | None = None,
+    *,
+    model: nn.Module | None = None,
+    inputs: object = None,
 ) -> Check:
-    """Run a plan, or say what its rules say where the pipeline refuses it."""
+    """Run a plan, or say what its rules say where the pipeline refuses it.
+
+    Args:
+        graph: The graph of the model.
+        plan: The plan.
+        mesh: The mesh.
+        passes: The pipeline.
+        progress: Called before each step.
+        model: The module, to prove the shapes of one rank on; None to leave that out.
+        inputs: Example inputs of it.
+    """
     try:
         done = run(graph, plan, mesh, passes, progress=progress)
     except ManyErrors as error:
@@ -132,7 +177,8 @@ def check_plan(
     except HpxError as error:
         findings = (error,)
     else:
-        return Check(plan, mesh, tuple(done.params), (), done)
+        proof = None if model is None else prove(done, model, inputs)
+        return Check(plan, mesh, tuple(done.params), (), done, proof=proof)
     reached = _prepared(graph, plan, mesh, passes)
     return Check(plan, mesh, tuple(_said(graph, reached, plan, mesh)), findings, None)
 

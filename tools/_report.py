@@ -66,10 +66,11 @@ def _nodes_lines(event: Event, names: Names) -> Iterator[str]:
         yield f"and {counted(len(folded) - _MAX_NAMES, 'more line')}; --json has them all"
 
 
-def problem_lines(run: Run) -> Iterator[str]:
-    """Problems, errors before warnings, each with its names and its hint."""
+def problem_lines(run: Run, problems: Sequence[Problem] | None = None) -> Iterator[str]:
+    """Problems, errors before warnings, each with its names and its hint; by default the run's."""
     order = ("error", "warning", "info")
-    for problem in sorted(run.problems, key=lambda problem: order.index(problem.level)):
+    found = run.problems if problems is None else problems
+    for problem in sorted(found, key=lambda problem: order.index(problem.level)):
         yield f"  {problem.level}: {problem.text}"
         names = fold_names(_names_of(run, problem))
         named = [name for name in names[:_MAX_NAMES] if name and name not in problem.text]

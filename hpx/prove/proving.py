@@ -6,7 +6,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any
 
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -25,23 +25,11 @@ from hpx.prove.regions import Region, regions_of
 from hpx.prove.replaying import Failure, replay
 from hpx.run import Run
 
-__all__ = ["TIME_LIMIT", "prove"]
-
-TIME_LIMIT: Final = 20.0
-"""Seconds after which a proof gives up."""
+__all__ = ["prove_regions"]
 
 
-def prove(
-    run: Run, model: nn.Module, inputs: object = None, *, seconds: float = TIME_LIMIT
-) -> Proof:
-    """Try every distinct region of a run with the shapes of one rank.
-
-    Args:
-        run: The run, of this very model.
-        model: The unsharded model; it is not changed, and none of its values is read.
-        inputs: Example inputs; by default they are told from the model.
-        seconds: When to give up.
-    """
+def prove_regions(run: Run, model: nn.Module, inputs: object, seconds: float) -> Proof:
+    """See `hpx.prove.prove`."""
     deadline = time.monotonic() + seconds
     regions = regions_of(run)
     total = sum(len(region.nodes) for region in regions)
