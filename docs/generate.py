@@ -1,4 +1,4 @@
-"""Write the reference pages that follow from the code: reference/passes.md and reference/cli.md.
+"""Write the reference pages that follow from the code: passes.md, cli.md and python.md.
 
 python docs/generate.py            writes them
 python docs/generate.py --check    exits with 1 if they are not what the code says
@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import inspect
 import io
 import itertools
 import os
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
 import hpx.facts
-from hpx import errors
+from hpx import errors, testing
 from hpx.pipeline import PRESETS, as_passes, registry, schedule
 from hpx.pipeline.info import Pass, option_types
 from hpx.pipeline.options import expected, written
@@ -31,7 +33,8 @@ MADE: Final = "<!-- Made by docs/generate.py; edit the code, or that file, inste
 PASSES_INTRO: Final = """\
 # The built-in passes
 
-They are listed in the order of the preset `@default`. `hpx passes NAME` prints the same in a
+They are listed in the order of the preset `@run`; `@default` is the same without
+`insert-collectives`, which a model needs only to compute. `hpx passes NAME` prints the same in a
 terminal, for passes of other distributions too; [write-a-pass.md](../write-a-pass.md) tells what
 the declarations mean.
 
@@ -55,10 +58,54 @@ looked for in the current folder too. No weight is read, and no pickle runs code
 writes in [run-file.md](run-file.md).
 """
 
+PYTHON_INTRO: Final = """\
+# The Python names
+
+`import hpx` loads nothing: each name is fetched when it is first used, so a program that only reads
+a run needs no torch. Names that stand neither here nor in [write-a-pass.md](../write-a-pass.md) may
+change without notice. Where a mesh is asked for, its text will do, as `"dp=2,tp=2"`; a pipeline is
+text or passes, see [passes.md](passes.md).
+"""
+TESTING_INTRO: Final = """\
+`import hpx.testing`. [write-a-pass.md](../write-a-pass.md) shows them at work.
+"""
+ERRORS_INTRO: Final = """\
+All that hpx raises on purpose is an `HpxError` with the fields `what`, `where`, `why` and `fix`, of
+which `str()` makes one line. [cli.md](cli.md) has the exit codes that they end commands with.
+"""
+PYTHON: Final = (
+    (
+        "Plans and meshes",
+        "What is to be cut, and over how many ranks. See [plan.md](plan.md) for the file.",
+        (
+            *("ShardingPlan", "ShardingPlan.from_file", "ShardingPlan.from_text", "MeshSpec"),
+            *("MeshSpec.parse", "MeshSpec.build", "MeshSpec.from_mesh", "Layout", "Layout.parse"),
+        ),
+    ),
+    (
+        "Dry runs",
+        "A plan worked out on names and shapes; see the [tutorial](../tutorial.md).",
+        ("run", "Run", "plan", "ModuleGraph", "ModuleGraph.from_module", "ModuleGraph.from_file"),
+    ),
+    (
+        "Sharded models",
+        "A run carried out on real ranks; see [run-sharded.md](../run-sharded.md).",
+        (
+            *("apply", "Applied", "restore", "state_dict", "fully_shard", "clip_grad_norm_"),
+            "to_empty",
+        ),
+    ),
+)
+"""Sections of the page: title, introduction, names."""
+MADE_BY_HPX: Final = ("hpx.MeshSpec", "hpx.Run", "hpx.ModuleGraph", "hpx.Applied")
+"""Classes that nobody makes by calling them."""
+INTERNAL: Final = ("forget_order", "take_id", "edge_path", "same_request", "fallback")
+"""Methods that are public within hpx only."""
+
 
 def passes_page() -> str:
     """The reference of passes and facts."""
-    names = PRESETS["default"]
+    names = PRESETS["run"]
     parts = [PASSES_INTRO.rstrip(), MADE, "\n".join(_order())]
     parts += ["\n\n".join(_pass_section(registry.get(name))) for name in names]
     parts += ["\n".join(_facts())]
@@ -68,7 +115,7 @@ def passes_page() -> str:
 def _order() -> Iterator[str]:
     yield "| step | pass | why it runs no earlier |"
     yield "|---|---|---|"
-    for step in schedule(as_passes("@default"), None).steps:
+    for step in schedule(as_passes("@run"), None).steps:
         yield f"| {step.index} | [`{step.name}`](#{step.name}) | {'; '.join(step.because)} |"
 
 
@@ -173,7 +220,122 @@ def _help_section(title: str, main: Callable[[list[str]], int], arguments: list[
     return f"## {title}\n\n```text\n{lines}\n```"
 
 
-PAGES: Final = {"passes.md": passes_page, "cli.md": cli_page}
+def python_page() -> str:
+    """The reference of the Python names, from signatures and docstrings."""
+    told = {*errors.__all__, "__version__", *(name for _, _, names in PYTHON for name in names)}
+    others = ("More", "", tuple(name for name in hpx.__all__ if name not in told))
+    parts = [PYTHON_INTRO.rstrip(), MADE]
+    for title, intro, names in (*PYTHON, others) if others[2] else PYTHON:
+        parts += [
+            f"## {title}",
+            *filter(None, [intro]),
+            *(_name_section(f"hpx.{n}") for n in names),
+        ]
+    parts += ["## Testing passes", TESTING_INTRO.rstrip()]
+    parts += [_name_section(f"hpx.testing.{name}") for name in testing.__all__]
+    parts += ["## Errors", ERRORS_INTRO.rstrip(), "\n".join(_errors())]
+    return "\n\n".join(parts) + "\n"
+
+
+def _name_section(path: str) -> str:
+    """One function or class: its signature, its docstring, and the members that it has."""
+    found: object = testing if path.startswith("hpx.testing") else hpx
+    for name in path.removeprefix("hpx.testing.").removeprefix("hpx.").split("."):
+        found = getattr(found, name)
+    parts = [f"### {path}"]
+    if path not in MADE_BY_HPX:
+        parts.append(f"```text\n{_signature(path, found)}\n```")
+    parts += _told(found)
+    if inspect.isclass(found) and not issubclass(found, tuple):
+        parts.append("Its members:\n\n" + "\n".join(_members(found)))
+    return "\n\n".join(parts)
+
+
+def _signature(name: str, function: object) -> str:
+    """As one would write it, on several lines if it is long."""
+    signature = inspect.signature(function)  # type: ignore[arg-type]
+    words: list[str] = []
+    for parameter in signature.parameters.values():
+        if parameter.name == "self":
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in words:
+            words.append("*")
+        word = str(parameter.replace(annotation=parameter.empty, default=parameter.empty))
+        if parameter.annotation is not parameter.empty:
+            kind = parameter.annotation
+            word += f": {getattr(kind, '__forward_arg__', kind)}"  # of a named tuple
+        if parameter.default is not parameter.empty:
+            word += f" = {parameter.default!r}"
+        words.append(word)
+    gives = signature.return_annotation
+    end = "" if inspect.isclass(function) or gives in (None, "None") else f" -> {gives}"
+    line = f"{name}({', '.join(words)}){end}"
+    if len(line) <= 92:
+        return line
+    inner = "".join(f"    {word},\n" for word in words)
+    return f"{name}(\n{inner}){end}"
+
+
+def _told(thing: object) -> Iterator[str]:
+    """The paragraphs of a docstring as Markdown; examples are left to the docstring."""
+    for paragraph in (inspect.getdoc(thing) or "").replace("``", "`").split("\n\n"):
+        head, _, rest = paragraph.partition("\n")
+        if head in ("Args:", "Attributes:", "Raises:"):
+            listed = "\n".join(f"- `{key}`: {text}" for key, text in _entries(rest))
+            yield f"Raises:\n\n{listed}" if head == "Raises:" else listed
+        elif head == "Returns:":
+            yield textwrap.fill(f"Returns: {' '.join(rest.split())}", 100)
+        elif ">>>" not in paragraph:
+            yield paragraph
+
+
+def _entries(text: str) -> Iterator[tuple[str, str]]:
+    """Names and what is said of them, in a section of a docstring."""
+    lines = textwrap.dedent(text).splitlines()
+    for line, following in itertools.pairwise([*lines, "end:"]):
+        if not line.startswith(" "):
+            key, _, said = line.partition(": ")
+            words = [said]
+        else:
+            words.append(line.strip())
+        if not following.startswith(" "):
+            yield key, " ".join(words)
+
+
+def _members(cls: type) -> Iterator[str]:
+    """One line for each public method and property that has no section of its own."""
+    listed = {name for _, _, names in PYTHON for name in names}
+    for name, value in vars(cls).items():
+        said = inspect.getdoc(value)
+        known = isinstance(value, property | classmethod) or callable(value) or _is_cached(value)
+        if name.startswith("_") or not known or not said or f"{cls.__name__}.{name}" in listed:
+            continue
+        if name in INTERNAL:
+            continue
+        call = ""
+        if callable(getattr(cls, name)):
+            names = [p for p in inspect.signature(getattr(cls, name)).parameters if p != "self"]
+            call = f"({', '.join(names)})"
+        first = " ".join(said.partition("\n\n")[0].split()).replace("``", "`")
+        yield f"- `.{name}{call}`: {first}"
+
+
+def _is_cached(value: object) -> bool:
+    return isinstance(value, functools.cached_property)
+
+
+def _errors() -> Iterator[str]:
+    """Every error of the tree with its base and what it says."""
+    yield "| error | is a | when |"
+    yield "|---|---|---|"
+    for name in errors.__all__:
+        cls = getattr(errors, name)
+        if inspect.isclass(cls):
+            first = " ".join((inspect.getdoc(cls) or "").partition("\n\n")[0].split())
+            yield f"| `{name}` | `{cls.__mro__[1].__name__}` | {first} |"
+
+
+PAGES: Final = {"passes.md": passes_page, "cli.md": cli_page, "python.md": python_page}
 
 
 def main(arguments: list[str]) -> int:

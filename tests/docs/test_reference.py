@@ -68,6 +68,18 @@ def test_every_verb_of_the_context_is_on_the_page_about_passes() -> None:
     assert [verb for verb in sorted(public) if f"ctx.{verb}(" not in told] == []
 
 
+def test_every_message_that_the_page_about_sharded_models_lists_stands_in_the_code() -> None:
+    page = (DOCS / "run-sharded.md").read_text()
+    table = page.partition("| it says |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| (`.*?`) \|", table, flags=re.MULTILINE)
+    messages = [words for row in rows for words in re.findall(r"`(.*?)`", row)]
+    files = [path for top in ("hpx", "passes") for path in (DOCS.parent / top).rglob("*.py")]
+    # A message is several literals, and may hold values.
+    code = " ".join(re.sub(r'"\s*f?"', "", path.read_text()) for path in files)
+    assert len(messages) > 20
+    assert [words for words in messages if words not in code] == []
+
+
 def test_explanations_give_the_reasons_that_the_page_about_debugging_lists() -> None:
     model = graph_of({"down.weight": (4, 8), "down.bias": (4,), "norm.weight": (4,), "x": (4,)})
     rules = {"down.weight": {"tp": "S(1)"}, "norm.weight": "replicate"}
