@@ -23,11 +23,12 @@ from hpx.pipeline.manager import PassManager
 from hpx.pipeline.request import Request
 from hpx.pipeline.textform import as_passes
 from hpx.plan import Packed, Rule, ShardingPlan, Tied, match_parameters
+from hpx.plan.rules import Source
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["derive_plan", "plan"]
+__all__ = ["as_rules_see_it", "derive_plan", "plan", "rules_of", "tied_pairs"]
 
 
 def plan(model: ModuleGraph | torch.nn.Module | str | Path, mesh: MeshSpec | str) -> ShardingPlan:
@@ -55,7 +56,7 @@ def plan(model: ModuleGraph | torch.nn.Module | str | Path, mesh: MeshSpec | str
 
 def derive_plan(graph: ModuleGraph, mesh: MeshSpec) -> ShardingPlan:
     """Derive a plan from a graph; the graph stays as it is."""
-    seen, unstacked = _as_rules_see_it(graph, mesh)
+    seen, unstacked = as_rules_see_it(graph, mesh)
     base = ShardingPlan(experts=None if unstacked is None else [])
     decider = Decider(seen, mesh, base, unstacked)
     packed = _packed(seen, decider)
@@ -63,11 +64,15 @@ def derive_plan(graph: ModuleGraph, mesh: MeshSpec) -> ShardingPlan:
     names = {seen.path(node.id): node.id for node in seen.parameters()}
     choices = {name: decider.choices[node] for name, node in names.items()}
     return ShardingPlan(
-        _rules(seen, choices), mesh=mesh, experts=base.experts, packed=packed, tied=_tied(seen)
+        rules_of(seen, choices),
+        mesh=mesh,
+        experts=base.experts,
+        packed=packed,
+        tied=tied_pairs(seen),
     )
 
 
-def _as_rules_see_it(graph: ModuleGraph, mesh: MeshSpec) -> tuple[ModuleGraph, str | None]:
+def as_rules_see_it(graph: ModuleGraph, mesh: MeshSpec) -> tuple[ModuleGraph, str | None]:
     """The graph with its ties made and its experts stacked, or why they cannot be."""
     asked = ShardingPlan()
     try:
@@ -80,7 +85,7 @@ def _as_rules_see_it(graph: ModuleGraph, mesh: MeshSpec) -> tuple[ModuleGraph, s
     return PassManager(as_passes("tie-weights")).run(graph, Request(none, mesh)).graph, why
 
 
-def _rules(graph: ModuleGraph, choices: Mapping[str, Choice]) -> list[Rule]:
+def rules_of(graph: ModuleGraph, choices: Mapping[str, Choice]) -> list[Rule]:
     """Few rules for all choices; a name that another's pattern would take has a rule before it."""
     lines = lines_of(choices)
     result = match_parameters(graph, [_rule(*entry) for entry in enumerate(lines)])
@@ -96,9 +101,8 @@ def _rules(graph: ModuleGraph, choices: Mapping[str, Choice]) -> list[Rule]:
 def _rule(index: int, line: Line) -> Rule:
     choice = line.choice
     reason = f"{choice.reason} ({said_by(choice.origin)})"
-    return Rule(
-        *(index, line.pattern, choice.layout, choice.origin), reason=reason, heading=choice.heading
-    )
+    source: Source = "user" if choice.origin == "given" else choice.origin
+    return Rule(index, line.pattern, choice.layout, source, reason=reason, heading=choice.heading)
 
 
 def _packed(graph: ModuleGraph, decider: Decider) -> list[Packed]:
@@ -115,7 +119,7 @@ def _packed(graph: ModuleGraph, decider: Decider) -> list[Packed]:
     return [Packed(line.pattern, *by_text[line.choice.reason]) for line in lines_of(choices)]
 
 
-def _tied(graph: ModuleGraph) -> list[Tied]:
+def tied_pairs(graph: ModuleGraph) -> list[Tied]:
     """The pairs that hold one parameter, each further name with the first."""
     pairs: list[Tied] = []
     for node in graph.parameters():

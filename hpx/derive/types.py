@@ -11,13 +11,15 @@ from hpx.layout import REPLICATED, Layout
 __all__ = ["Block", "Choice", "Kind", "Origin", "PackedFact", "cut", "said_by"]
 
 Kind: TypeAlias = Literal["attention", "mlp"]
-Origin: TypeAlias = Literal["model", "structure", "names"]
-"""Who decided: the model's own plan, shapes and integers, or the table of names."""
+Origin: TypeAlias = Literal["model", "structure", "names", "given"]
+"""Who decided: the model itself, shapes and integers, the table of names, or a plan in another form
+that a user gave."""
 
 _WORDS: Final = {
     "model": "declared by the model",
     "structure": "from structure",
     "names": "from names",
+    "given": "in the given plan",
 }
 
 

@@ -1,0 +1,57 @@
+"""Say where a plan decides otherwise than the derived one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from hpx.derive.derive import as_rules_see_it, derive_plan
+from hpx.errors import HpxError
+from hpx.graph.graph import ModuleGraph
+from hpx.layout import REPLICATED, Layout
+from hpx.mesh import MeshSpec
+from hpx.params import Param
+from hpx.plan import ShardingPlan, fold_names, match_parameters
+
+__all__ = ["differences"]
+
+
+def differences(graph: ModuleGraph, params: Iterable[Param], mesh: MeshSpec) -> Iterator[str]:
+    """One line for each group of parameters on which a plan and the derived one differ.
+
+    Args:
+        graph: The model.
+        params: What the plan decides.
+        mesh: The mesh.
+    """
+    try:
+        plan = derive_plan(graph, mesh)
+        derived = _layouts(as_rules_see_it(graph, mesh)[0], plan, mesh)
+    except HpxError:
+        return  # what stands against reading the model is told elsewhere
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for param in params:
+        found = derived.get(param.name)
+        own = _shards(param.layout)
+        if found is not None and own != _shards(found[0]):
+            groups.setdefault((str(own), str(_shards(found[0])), found[1]), []).append(param.name)
+    for (own, other, reason), names in groups.items():
+        for name in fold_names(names):
+            yield f"{name}: the plan says {own}, the derived one {other}: {reason}"
+
+
+def _shards(layout: Layout | None) -> Layout:
+    return REPLICATED if layout is None else Layout(layout.shards)
+
+
+def _layouts(
+    graph: ModuleGraph, plan: ShardingPlan, mesh: MeshSpec
+) -> dict[str, tuple[Layout, str]]:
+    result = match_parameters(graph, plan.params)
+    found: dict[str, tuple[Layout, str]] = {}
+    for node_id in result.winner:
+        rule = result.rule(node_id)
+        if rule is not None:
+            node = graph.tensor(node_id)
+            layout = rule.layout.resolve(mesh, len(node.shape))
+            found[graph.path(node_id)] = (layout, rule.reason or "")
+    return found
