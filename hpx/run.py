@@ -316,7 +316,7 @@ class Run:
 def run(
     model: ModuleGraph | torch.nn.Module | str | Path,
     plan: ShardingPlan | str | Path,
-    mesh: MeshSpec | str,
+    mesh: MeshSpec | str | None = None,
     pipeline: str | Sequence[str | Pass | type[Pass]] = "@default",
     *,
     order: Literal["auto", "given"] = "auto",
@@ -327,7 +327,7 @@ def run(
     Args:
         model: A graph, a module, or what ``hpx run MODEL`` takes.
         plan: A plan, or the path of a plan file.
-        mesh: A mesh, or its text such as ``dp=4,tp=8,ep=16``.
+        mesh: A mesh, or its text such as ``dp=4,tp=8,ep=16``; the plan's own if not given.
         pipeline: Text form, or a sequence of passes.
         order: ``auto`` sorts by declared dependencies; ``given`` only verifies the listed order.
         progress: Called before each step with its number, their count and its name.
@@ -335,8 +335,9 @@ def run(
     Raises:
         HpxError: Whatever stands in the way, as one of its kinds.
     """
-    mesh = MeshSpec.parse(mesh) if isinstance(mesh, str) else mesh
     plan = plan if isinstance(plan, ShardingPlan) else ShardingPlan.from_file(Path(plan))
+    mesh = plan.own_mesh() if mesh is None else mesh
+    mesh = MeshSpec.parse(mesh) if isinstance(mesh, str) else mesh
     plan.check_mesh(mesh)
     passes = as_passes(pipeline)
     graph = _graph_of(model)

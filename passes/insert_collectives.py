@@ -50,9 +50,7 @@ class InsertCollectives(Pass):
         found = roles(graph, ctx.mesh, ctx.plan)
         findings = grouped(ctx, found.findings)
         if findings:
-            raise ManyErrors(
-                f"{len(findings)} problem(s) with boundaries; nothing was changed", findings
-            ).located(f"pass {ctx.name}")
+            raise ManyErrors.about("boundaries", findings).located(f"pass {ctx.name}")
         if found.whole:
             why = "its module is declared to be no region: each rank has the whole gradient"
             ctx.set(found.whole, "reduce", (), why=why)

@@ -160,6 +160,18 @@ class ShardingPlan:
         line = dict(self.lines).get("default")
         return Rule(len(self.params), "**", REPLICATED, "default", self.file, line)
 
+    def own_mesh(self) -> MeshSpec:
+        """The mesh that the plan names.
+
+        Raises:
+            PlanError: It names none.
+        """
+        if self.mesh is None:
+            raise PlanError(
+                "the plan names no mesh", where=self.file, fix="give one, or write mesh: dp=2,tp=4"
+            )
+        return MeshSpec.parse(self.mesh)
+
     def check_mesh(self, mesh: MeshSpec) -> None:
         """Refuse a mesh other than the one that the plan names.
 

@@ -56,7 +56,8 @@ def apply(
     Args:
         model: Real, meta or fake parameters; every rank holds the same whole model.
         plan: A plan, or the path of a plan file. Not with ``run``.
-        mesh: A mesh or its text; `MeshSpec.from_mesh` for device meshes that exist already.
+        mesh: A mesh or its text; `MeshSpec.from_mesh` for device meshes that exist already; the
+            run's or the plan's own if not given.
         pipeline: Text form or passes; ``@run`` also inserts the collectives that a forward needs.
         run: A run worked out before, on this model, on its twin on the meta device, or on the
             whole of which it is a part (a pipeline stage). Parts are matched by name.
@@ -80,7 +81,7 @@ def apply(
             "verify='full' needs the originals, and donate=True frees them",
             fix="use one of the two",
         )
-    spec, error = _attempt(lambda: _mesh_of(mesh, run))
+    spec, error = _attempt(lambda: _mesh_of(mesh, run, plan))
     agree_on_mesh(spec, error)
     assert spec is not None
     meshes = spec.build(device_type)
@@ -126,11 +127,16 @@ def _attempt(step: Callable[[], T]) -> tuple[T | None, BaseException | None]:
         return None, error
 
 
-def _mesh_of(mesh: MeshSpec | str | None, run: Run | None) -> MeshSpec:
-    if mesh is None:
-        if run is None:
-            raise HpxError("apply needs a mesh", fix="give mesh=..., or a run that has one")
+def _mesh_of(
+    mesh: MeshSpec | str | None, run: Run | None, plan: ShardingPlan | str | Path | None
+) -> MeshSpec:
+    if mesh is None and run is not None:
         return run.mesh
+    if mesh is None:
+        if plan is None:
+            raise HpxError("apply needs a plan", fix="give plan=..., or a run worked out before")
+        plan = plan if isinstance(plan, ShardingPlan) else ShardingPlan.from_file(plan)
+        return plan.own_mesh()
     mesh = MeshSpec.parse(mesh) if isinstance(mesh, str) else mesh
     if run is not None and run.mesh != mesh:
         raise HpxError(f"the run is for mesh {run.mesh}", why=f"apply was given {mesh}")

@@ -204,3 +204,17 @@ def test_an_event_that_sets_something_else_than_a_layout_or_a_mesh_is_damage(
 def test_a_run_that_cannot_be_written_leaves_the_old_file(moe_run: Run, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot write"):
         moe_run.save(tmp_path / "no" / "folder.json")
+
+
+# the mesh
+
+
+def test_the_mesh_of_the_plan_is_taken_where_none_is_given(moe_run: Run) -> None:
+    plan = ShardingPlan(moe_run.plan.params, mesh=MESH, default="replicate")
+    assert run(moe_run.entry, plan).mesh == moe_run.mesh
+
+
+def test_without_any_mesh_the_error_says_where_to_write_one(moe_run: Run) -> None:
+    plan = ShardingPlan(moe_run.plan.params, default="replicate")
+    with pytest.raises(PlanError, match=r"the plan names no mesh.*write mesh: dp=2,tp=4"):
+        run(moe_run.entry, plan)
