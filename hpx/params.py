@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from hpx.mesh import MeshSpec
 from hpx.plan import Rule
 from hpx.provenance import Provenance
 
-__all__ = ["Param", "param_of", "params_from_json", "params_of", "params_to_json"]
+__all__ = ["Param", "model_summary", "param_of", "params_from_json", "params_of", "params_to_json"]
 
 _FOLD_ABOVE = 5000
 """More parameters than this are saved with equal records written once (see `params_to_json`)."""
@@ -187,3 +188,17 @@ def params_from_json(
             entry = {**entries[entry["like"]], "id": entry["id"], "name": entry["name"]}
         out.append(Param.from_json(entry))
     return out
+
+
+def model_summary(graph: ModuleGraph) -> dict[str, object]:
+    """The ``model`` entry of ``hpx.run/1``: source, parameters, elements and bytes."""
+    # Equal specifications are one object: each is measured once.
+    specs = [node.spec for node in graph.parameters()]
+    counts = Counter(map(id, specs))
+    kinds = {id(spec): spec for spec in specs}.values()
+    return {
+        "source": graph.source,
+        "num_parameters": len(specs),
+        "num_elements": sum(spec.num_elements * counts[id(spec)] for spec in kinds),
+        "bytes": sum(spec.num_bytes * counts[id(spec)] for spec in kinds),
+    }

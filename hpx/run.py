@@ -8,7 +8,6 @@ resolves names in the folded graph of the file and expands it only when somebody
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -25,7 +24,7 @@ from hpx.graph.graph import ModuleGraph
 from hpx.graph.jsonform import FoldedTree, graph_to_json
 from hpx.graph.nodes import TensorNode
 from hpx.mesh import MeshSpec
-from hpx.params import Param, param_of, params_from_json, params_of, params_to_json
+from hpx.params import Param, model_summary, param_of, params_from_json, params_of, params_to_json
 from hpx.pipeline.context import Problem
 from hpx.pipeline.manager import PassManager, Progress, StepTiming
 from hpx.pipeline.request import Request
@@ -344,7 +343,7 @@ def run(
     request = Request(plan, mesh)
     result = PassManager(passes, order=order).run(graph, request, progress=progress)
     return Run(
-        model=_model_summary(graph),
+        model=model_summary(graph),
         mesh=mesh,
         plan=plan,
         pipeline=format_pipeline(passes),
@@ -387,16 +386,3 @@ def _graph_of(model: ModuleGraph | torch.nn.Module | str | Path) -> ModuleGraph:
 
         return open_model(str(model))
     return ModuleGraph.from_module(model)
-
-
-def _model_summary(graph: ModuleGraph) -> dict[str, object]:
-    # Equal specifications are one object: each is measured once.
-    specs = [node.spec for node in graph.parameters()]
-    counts = Counter(map(id, specs))
-    kinds = {id(spec): spec for spec in specs}.values()
-    return {
-        "source": graph.source,
-        "num_parameters": len(specs),
-        "num_elements": sum(spec.num_elements * counts[id(spec)] for spec in kinds),
-        "bytes": sum(spec.num_bytes * counts[id(spec)] for spec in kinds),
-    }

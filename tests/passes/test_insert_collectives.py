@@ -95,7 +95,7 @@ def test_all_findings_are_told_together_and_name_the_parameters() -> None:
     )
     with pytest.raises(ManyErrors) as caught:
         check_contract(InsertCollectives(), graph)
-    assert "2 problem(s) with boundaries; nothing was changed" in str(caught.value)
+    assert "2 problems with boundaries; nothing was changed" in str(caught.value)
     assert "a.up.weight" in str(caught.value)
     assert "b.down.weight" in str(caught.value)
 
