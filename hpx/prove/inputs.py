@@ -27,7 +27,7 @@ def example_inputs(model: nn.Module, given: object, mode: FakeTensorMode) -> Cal
     """Arguments for the model's forward.
 
     Args:
-        model: The model.
+        model: A copy of the model: it is told to keep no cache.
         given: Example inputs: a tuple of arguments, a mapping by name, one tensor; or None.
         mode: The mode in which they are made.
 
@@ -72,8 +72,11 @@ def _of_transformers(model: nn.Module, main: str, names: list[str]) -> Call:
         raise InputError(f"what its input '{main}' looks like is not known", fix=_FIX)
     if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in names:
         arguments["decoder_input_ids"] = _ids()
-    if "use_cache" in names:
-        arguments["use_cache"] = False
+    for module in model.modules():
+        own: Any = getattr(module, "config", None)
+        # A cache would keep what the first call put there.
+        if own is not None and getattr(own, "use_cache", False):
+            own.use_cache = False
     return (), arguments
 
 

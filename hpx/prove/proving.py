@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -39,7 +41,7 @@ def prove_regions(run: Run, model: nn.Module, inputs: object, seconds: float) ->
     why = "" if len(tried) == len(regions) else "regions with stacked parameters were not tried"
     copied: nn.Module | None = None
     if tried:
-        with contextlib.redirect_stdout(sys.stderr):
+        with _quiet():
             try:
                 copied = fake_copy(model, mode, _alike(run, model)).eval()
                 call = example_inputs(copied, inputs, mode)
@@ -50,6 +52,7 @@ def prove_regions(run: Run, model: nn.Module, inputs: object, seconds: float) ->
             else:
                 why = _recorded(run, copied, tried, call, mode, deadline, found) or why
     problems: list[Problem] = []
+    parts: dict[int, Tensor] = {}
     proved = 0
     for region in tried:
         if region.path not in found or copied is None:
@@ -58,7 +61,8 @@ def prove_regions(run: Run, model: nn.Module, inputs: object, seconds: float) ->
         size = run.mesh.size("tp", 1)
         inside = copied.get_submodule(region.path)
         try:
-            failure = replay(inside, region, found[region.path], mode, size, deadline)
+            with _quiet():
+                failure = replay(inside, region, found[region.path], mode, size, deadline, parts)
         except OutOfTimeError:
             why = _out_of_time(seconds)
             break
@@ -67,6 +71,20 @@ def prove_regions(run: Run, model: nn.Module, inputs: object, seconds: float) ->
         else:
             problems.append(_problem(region, failure))
     return Proof(total, len(regions), proved, tuple(problems), why)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """What models print goes to stderr; torch says nothing of what fails on fake tensors."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    was = log.disabled
+    log.disabled = True
+    try:
+        with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.disabled = was
 
 
 def _out_of_time(seconds: float) -> str:

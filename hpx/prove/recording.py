@@ -7,16 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree
 
 from hpx.prove.contractions import Contraction, Contractions
 from hpx.prove.inputs import Call
 
-__all__ = ["Recorded", "Shapes", "record", "shapes_in"]
-
-Shapes = list[tuple[int, ...]]
+__all__ = ["Recorded", "record", "tensors_in"]
 
 
 @dataclass(frozen=True)
@@ -26,13 +24,13 @@ class Recorded:
     Attributes:
         args: Its positional arguments.
         kwargs: The others.
-        shapes: The shapes of the tensors that came out.
+        tensors: The tensors that came out.
         contractions: What was multiplied inside.
     """
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    shapes: Shapes
+    tensors: list[Tensor]
     contractions: list[Contraction]
 
 
@@ -40,10 +38,9 @@ class _EnoughError(Exception):
     """Every region was met: what follows need not run."""
 
 
-def shapes_in(result: object) -> Shapes:
-    """The shapes of all tensors in what a module gave."""
-    leaves = _pytree.tree_leaves(result)
-    return [tuple(int(n) for n in leaf.shape) for leaf in leaves if isinstance(leaf, torch.Tensor)]
+def tensors_in(result: object) -> list[Tensor]:
+    """All tensors in what a module gave."""
+    return [leaf for leaf in _pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
 
 
 def record(
@@ -98,7 +95,7 @@ def _hooks(
         args, kwargs, start = entered.pop()
         if path not in found:
             seen = contractions.found[start:]
-            found[path] = Recorded(args, kwargs, shapes_in(result), seen)
+            found[path] = Recorded(args, kwargs, tensors_in(result), seen)
             waiting.discard(path)
             if not waiting:
                 raise _EnoughError

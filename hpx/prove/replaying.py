@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree
 
 from hpx.prove.blame import Blame, Frames, blame, frames_of
 from hpx.prove.contractions import Contractions, OutOfTimeError
 from hpx.prove.copying import copy_with
-from hpx.prove.recording import Recorded, Shapes, shapes_in
+from hpx.prove.recording import Recorded, tensors_in
 from hpx.prove.regions import Region
 
 __all__ = ["Failure", "replay"]
@@ -37,8 +38,11 @@ def replay(
     mode: FakeTensorMode,
     size: int,
     deadline: float,
+    parts: dict[int, Tensor],
 ) -> Failure | None:
     """Run a region as one rank would; None if every shape fits.
+
+    What another region gave cut (a bias of positions that all layers share) enters cut.
 
     Args:
         module: The region in the fake copy of the model; stays as it is.
@@ -47,6 +51,8 @@ def replay(
         mode: The mode of its tensors.
         size: Size of tp.
         deadline: When to give up, on the monotonic clock.
+        parts: What one rank has of outputs of regions, by ``id`` of the recorded tensor, which the
+            records keep alive; gets those of this region.
 
     Raises:
         OutOfTimeError: It took too long.
@@ -58,9 +64,13 @@ def replay(
     def failure(what: str, frames: Frames = ()) -> Failure:
         return Failure(what, blame(local, frames, divided, size))
 
+    def part_of(tensor: Tensor) -> Tensor:
+        return parts.get(id(tensor), tensor)
+
+    args, kwargs = _pytree.tree_map_only(Tensor, part_of, (recorded.args, dict(recorded.kwargs)))
     try:
         with mode, torch.no_grad(), contractions:
-            result = local(*recorded.args, **recorded.kwargs)
+            result = local(*args, **kwargs)
     except OutOfTimeError:
         raise
     except Exception as error:  # noqa: BLE001 - a model's code can raise anything
@@ -71,8 +81,12 @@ def replay(
         if before.size != after.size:
             what = f"query and key are multiplied over {after.size} of the {before.size} of a head"
             return failure(what, after.frames)
-    wrong = _wrong_output(recorded.shapes, shapes_in(result), size, summed=region.summed)
-    return None if wrong is None else failure(wrong)
+    given = tensors_in(result)
+    wrong = _wrong_output(recorded.tensors, given, size, summed=region.summed)
+    if wrong is not None:
+        return failure(wrong)
+    parts.update((id(a), b) for a, b in zip(recorded.tensors, given, strict=True))
+    return None
 
 
 def _on_one_rank(module: nn.Module, region: Region, mode: FakeTensorMode) -> nn.Module:
@@ -90,11 +104,14 @@ def _on_one_rank(module: nn.Module, region: Region, mode: FakeTensorMode) -> nn.
     return local
 
 
-def _wrong_output(before: Shapes, after: Shapes, size: int, *, summed: bool) -> str | None:
+def _wrong_output(
+    before: Sequence[Tensor], after: Sequence[Tensor], size: int, *, summed: bool
+) -> str | None:
     """What is wrong with the shapes that came out; only the first tensor is summed."""
     if len(before) != len(after):
         return f"{len(after)} tensors come out, and {len(before)} of the unsharded one"
-    for index, (whole, local) in enumerate(zip(before, after, strict=True)):
+    for index, pair in enumerate(zip(before, after, strict=True)):
+        whole, local = (tuple(int(n) for n in tensor.shape) for tensor in pair)
         must_be_whole = summed and index == 0
         if whole != local and (must_be_whole or not _is_cut(whole, local, size)):
             return f"{list(local)} comes out, where the unsharded one gives {list(whole)}"

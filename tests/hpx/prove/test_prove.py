@@ -162,6 +162,49 @@ def test_h9_six_heads_on_tp_2_are_proved() -> None:
     assert proof(nn.Sequential(SixHeads()), "tp=2").status == "proved"
 
 
+class Biased(HeadSize):
+    """Adds a bias of positions to its scores: one of its own, or that of the layer before it."""
+
+    def __init__(self, *, owns: bool) -> None:
+        super().__init__()
+        self.bias = nn.Linear(1, 8, bias=False) if owns else None
+
+    def forward(self, hidden: Tensor, given: Tensor | None = None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        if self.bias is not None:
+            table: Tensor = self.bias(hidden.new_zeros(6, 6, 1))
+            given = table.permute(2, 0, 1)
+        assert given is not None
+        q, k, v = (self.heads(layer(hidden)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        mixed = (q @ k.mT + given).softmax(-1) @ v
+        out: Tensor = self.o(mixed.transpose(1, 2).flatten(2))
+        return out, given
+
+
+class SharesBias(nn.Module):
+    """The second layer uses the bias of the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(64, 32)
+        self.one, self.two = Biased(owns=True), Biased(owns=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        hidden, bias = self.one(self.embed(ids))
+        out: Tensor = self.two(hidden, bias)[0]
+        return out
+
+
+def test_what_a_region_gave_cut_enters_the_next_one_cut() -> None:
+    found = proof(SharesBias(), rules={**PLAN, "one.bias.weight": {"tp": "S(0)"}})
+    assert (found.status, found.distinct, found.problems) == ("proved", 2, ())
+
+
+def test_a_bias_of_all_heads_beside_cut_ones_is_found() -> None:
+    one, two = proof(SharesBias()).problems
+    assert "in one: mixed = (q @ k.mT + given)" in one.text
+    assert "in two: mixed = (q @ k.mT + given)" in two.text
+
+
 # -- what cannot be tried ----------------------------------------------------------------------
 
 
