@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp import fully_shard as stock_fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from hpx.errors import HpxError, MeshError
+from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import ModuleNode, TensorNode
 from hpx.runtime.record import Applied, applied_to
 
@@ -33,46 +35,75 @@ def fully_shard(
     *,
     modules: Sequence[str] | None = None,
     mesh: DeviceMesh | None = None,
+    expert_mesh: DeviceMesh | None = None,
     **options: Any,
 ) -> nn.Module:
     """Shard a model over its data axes, after `hpx.apply`: FSDP2 on the right mesh for each part.
 
-    Modules that hold expert weights cut on ``ep`` go on ``edp``; everything else on ``dp``.
+    Modules that hold expert weights cut on ``ep`` go on ``edp``; everything else on ``dp``. Where
+    an ep group spans several data ranks, an expert has seen the batches of all of them, so its
+    gradient is divided by the number of data ranks, and not by that of its own replicas.
 
     Args:
         applied: What `hpx.apply` gave, or its model.
         modules: Names of the modules that become groups of their own, besides the experts and the
             root; by default the elements of the model's lists of layers.
-        mesh: The data mesh for the dense part; by default it is cut from the mesh of the run. One
-            that is given is checked against the mesh of every parameter.
+        mesh: The data mesh for the dense part; by default it is cut from the mesh of the run.
+        expert_mesh: The same for expert weights.
         options: Passed on to ``torch.distributed.fsdp.fully_shard``.
 
     Returns:
         The model.
 
     Raises:
-        HpxError: Nothing was applied to the model, its parameters are local for good, or tied
-            parameters would fall into two groups.
-        MeshError: The mesh has no data axis, or a parameter lives on another mesh than the given.
+        HpxError: Nothing was applied to the model, or this was done already, or its parameters are
+            local for good, or tied parameters would fall into two groups.
+        MeshError: The mesh has no data axis, or one that is given is not cut from the mesh on which
+            a parameter lives.
     """
     applied = _applied(applied)
     _refuse_permanent(applied)
-    dense = mesh or _data_mesh(applied, "dense")
-    experts = list(_expert_modules(applied))
-    if mesh is not None:
-        _check_mesh(applied, mesh)
-    groups = _layers(applied) if modules is None else list(modules)
-    _check_ties(applied, [*experts, *groups])
-    for name in experts:
-        stock_fully_shard(
-            applied.model.get_submodule(name), mesh=_data_mesh(applied, "expert"), **options
-        )
+    if applied.data_parallel:
+        raise HpxError("hpx.fully_shard was called on this model already")
+    names = _layers(applied) if modules is None else _known(applied, modules)
+    groups = dict.fromkeys(names, "dense") | dict(_around_experts(applied))
+    _check_ties(applied, list(groups))
+    meshes = {"dense": mesh or _data_mesh(applied, "dense")}
+    _check_mesh(applied, "dense", meshes["dense"])
+    if "expert" in groups.values():
+        meshes["expert"] = expert_mesh or _data_mesh(applied, "expert")
+        _check_mesh(applied, "expert", meshes["expert"])
     # Inner groups first: a group takes what the groups inside it have left.
     for name in sorted(groups, key=lambda name: -name.count(".")):
-        stock_fully_shard(applied.model.get_submodule(name), mesh=dense, **options)
-    stock_fully_shard(applied.model, mesh=dense, **options)
+        view = groups[name]
+        found = stock_fully_shard(applied.model.get_submodule(name), mesh=meshes[view], **options)
+        if view == "expert":
+            _divide(found, meshes)
+    if "" not in groups:
+        stock_fully_shard(applied.model, mesh=meshes["dense"], **options)
     applied.data_parallel = True
     return applied.model
+
+
+def _divide(experts: FSDPModule, meshes: dict[str, DeviceMesh]) -> None:
+    """Have the gradients of experts divided by the number of batches that they are summed over.
+
+    By a hook after the reduction: with ``set_gradient_divide_factor`` a group of one rank divides
+    twice in some dtypes (torch 2.13), and gloo knows no reduction that multiplies.
+    """
+    batches, replicas = meshes["dense"].size(), meshes["expert"].size()
+    if batches > replicas:  # else every batch is seen by at least one replica, equally often
+        experts.set_all_reduce_hook(_Divide(batches // replicas))
+
+
+class _Divide:
+    """What FSDP has averaged over replicas, divided by the batches that each of them has seen."""
+
+    def __init__(self, by: int) -> None:
+        self.by = by
+
+    def __call__(self, gradients: torch.Tensor) -> None:
+        gradients.div_(self.by)
 
 
 def clip_grad_norm_(
@@ -170,16 +201,15 @@ def _data_mesh(applied: Applied, view: str) -> DeviceMesh:
     return mesh[axes[0]] if len(axes) == 1 else mesh[axes]
 
 
-def _expert_modules(applied: Applied) -> Iterator[str]:
-    """Modules that own parameters of the expert mesh.
+def _around_experts(applied: Applied) -> Iterator[tuple[str, str]]:
+    """Modules that own parameters of the expert mesh, and what they hold of the dense one.
 
     Raises:
         HpxError: One owns parameters of both meshes.
     """
     graph = applied.run.graph
     for module in graph.modules():
-        owned = [n for n in graph.children(module.id) if isinstance(n, TensorNode)]
-        views = {n.mesh for n in owned if n.kind == "parameter" and n.mesh is not None}
+        views = {node.mesh or "dense" for node in _owned(graph, module)}
         if views == {"dense", "expert"}:
             raise HpxError(
                 "it owns parameters of the dense and of the expert mesh",
@@ -187,8 +217,29 @@ def _expert_modules(applied: Applied) -> Iterator[str]:
                 why="one FSDP group lives on one mesh",
                 fix="move the dense parameters into a module of their own",
             )
-        if views == {"expert"}:
-            yield graph.registered_path(module.id)
+        if views != {"expert"}:
+            continue
+        for inner in graph.modules(module.id):
+            if inner.id != module.id and {n.mesh or "dense" for n in _owned(graph, inner)} == {
+                "dense"
+            }:
+                yield graph.registered_path(inner.id), "dense"
+        yield graph.registered_path(module.id), "expert"
+
+
+def _owned(graph: ModuleGraph, module: ModuleNode) -> list[TensorNode]:
+    """The parameters that stand on a module itself."""
+    return [
+        node
+        for node in graph.children(module.id)
+        if isinstance(node, TensorNode) and node.kind == "parameter"
+    ]
+
+
+def _known(applied: Applied, modules: Sequence[str]) -> list[str]:
+    """Registered names of modules; a name that is not there is an error with near ones."""
+    graph = applied.run.graph
+    return [graph.registered_path(graph.get(name).id) for name in modules]
 
 
 def _layers(applied: Applied) -> list[str]:
@@ -206,21 +257,33 @@ def _layers(applied: Applied) -> list[str]:
     return found
 
 
-def _check_mesh(applied: Applied, mesh: DeviceMesh) -> None:
-    """Refuse a data mesh that is not cut from the mesh that a parameter lives on."""
-    names = mesh.mesh_dim_names or ()
-    for node in applied.run.graph.parameters():
-        allowed = _EXPERT_AXES if node.mesh == "expert" else _DENSE_AXES
-        if node.mesh == "expert" and not set(names) & set(_EXPERT_AXES):
-            continue  # it gets the expert mesh, whatever the dense part gets
-        if not set(names) <= set(allowed):
-            view = applied.meshes.spec.view(node.mesh or "dense")
-            raise MeshError(
-                f"the data mesh ({', '.join(names)}) is not cut from this parameter's mesh",
-                where=applied.run.graph.path(node.id),
-                why=f"it lives on the {node.mesh or 'dense'} mesh {view}: another root",
-                fix="leave mesh= out, and each part gets the data axis of its own mesh",
-            )
+def _check_mesh(applied: Applied, view: str, mesh: DeviceMesh) -> None:
+    """Refuse a data mesh that is not cut from the mesh on which the parameters of a view live.
+
+    torch sees it only where the two meshes share ranks in a way that it looks for.
+    """
+    expected = _data_mesh(applied, view)
+    if mesh.mesh.tolist() == expected.mesh.tolist() and _root(mesh) == _root(expected):
+        return
+    first = next((n for n in applied.run.graph.parameters() if (n.mesh or "dense") == view), None)
+    home = applied.meshes.spec.view(view)
+    raise MeshError(
+        f"the data mesh {_shown(mesh)} is not cut from the mesh of this parameter: another root",
+        where=None if first is None else applied.run.graph.path(first.id),
+        why=f"it lives on the {view} mesh {home}, and its data axes are {_shown(expected)} here",
+        fix=f"leave {'mesh' if view == 'dense' else 'expert_mesh'}= out, and each part gets the "
+        "data axis of its own mesh",
+    )
+
+
+def _root(mesh: DeviceMesh) -> DeviceMesh:
+    root: DeviceMesh = mesh._get_root_mesh()
+    return root
+
+
+def _shown(mesh: DeviceMesh) -> str:
+    names = ", ".join(mesh.mesh_dim_names or ("no name",))
+    return f"({names}) of ranks {mesh.mesh.tolist()}"
 
 
 def _check_ties(applied: Applied, groups: list[str]) -> None:

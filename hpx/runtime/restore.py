@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from hpx.errors import HpxError
 from hpx.graph.nodes import TensorNode
@@ -110,13 +111,12 @@ def _whole_parameters(
     applied: Applied, whole: Callable[[Applied, TensorNode], torch.Tensor] = full_tensor
 ) -> dict[int, nn.Parameter]:
     """New parameters by entry id; those that never left the model are not among them."""
-    graph = applied.run.graph
-    kept = {node.id for node in graph.parameters() if node.layout is None and node.lineage is None}
     found: dict[int, nn.Parameter] = {}
     for node, place, tensor in originals(applied, whole):
-        if place.node in kept:
-            continue
         current = current_parameter(applied, node)
+        untouched = node.layout is None and node.lineage is None
+        if untouched and not isinstance(current, DTensor):  # which FSDP makes of it
+            continue
         made = nn.Parameter(tensor.clone(), requires_grad=current.requires_grad)
         stacked = node.lineage is not None
         attributes = applied.attributes.get(place.node, {}) if stacked else attributes_of(current)
