@@ -124,6 +124,8 @@ def graph_from_index(path: Path, shown: str, source: str) -> ModuleGraph:
     # A name that the index leaves out still counts if it is a further name of a listed tensor.
     kept = [tensor for name, tensor in found.items() if name in weight_map or tensor.same_as]
     ignored += [name for name in found if name not in weight_map and not found[name].same_as]
+    # Where the files are cut tells nothing of the model: equal layers shall have one order.
+    kept.sort(key=lambda tensor: tensor.name)
     return _graph(_Contents(kept, ignored), path, shown, source)
 
 

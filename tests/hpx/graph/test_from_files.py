@@ -16,7 +16,7 @@ from torch import nn
 
 from hpx.errors import InputError, UnsafeInputError, UsageError
 from hpx.graph.graph import ModuleGraph
-from hpx.graph.nodes import TensorNode
+from hpx.graph.nodes import ModuleNode, TensorNode
 from hpx.graph.sources import open_model
 
 INDEX = "model.safetensors.index.json"
@@ -446,3 +446,20 @@ def test_sources_never_hold_the_path_of_a_machine(
 def test_a_graph_opens_a_path_as_well_as_a_text() -> None:
     save("m.safetensors", "w")
     assert ModuleGraph.from_file(Path("m.safetensors")) == open_model("m.safetensors")
+
+
+def test_equal_layers_are_equal_wherever_an_index_cuts_the_files(tmp_path: Path) -> None:
+    names = [f"layers.{layer}.{part}.weight" for layer in range(4) for part in ("up", "down", "q")]
+    tensors = {name: torch.zeros(2, 2) for name in names}
+    order = [*names[1::2], *names[::2]]
+    weight_map = {}
+    for number in range(3):
+        file = f"part-{number}.safetensors"
+        mine = order[number * 4 : number * 4 + 4]
+        save_torch_file({name: tensors[name] for name in mine}, tmp_path / file)
+        weight_map |= dict.fromkeys(mine, file)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    graph = ModuleGraph.from_file(index)
+    layers = graph.children(graph.get("layers").id)
+    assert len({layer.signature for layer in layers if isinstance(layer, ModuleNode)}) == 1
