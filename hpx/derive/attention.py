@@ -13,7 +13,7 @@ from hpx.check.fused import packed_problem
 from hpx.check.per_head import is_norm
 from hpx.derive.declared import Declared
 from hpx.derive.fused import ALIBI, fused_attention, looks_fused
-from hpx.derive.layers import Layer, layers_in
+from hpx.derive.layers import Layer, has_convolution, layers_in
 from hpx.derive.names import CROSS, LATENT, OUT
 from hpx.derive.types import Block, Origin
 from hpx.graph.graph import ModuleGraph
@@ -41,9 +41,13 @@ def attention_in(
         tp: How many ranks would share the heads.
     """
     layers = layers_in(graph, module.id)
-    if len(layers) < 2:
+    if len(layers) < 2 or has_convolution(graph, module):
         return None
-    found = _by_structure(module, layers) or _by_names(layers) or _all_but_output(module, layers)
+    found = (
+        _by_structure(module, layers)
+        or _by_names(module, layers)
+        or _all_but_output(module, layers)
+    )
     if found is None:
         return None
     columns, origin = found
@@ -79,10 +83,11 @@ def _roles(layers: Sequence[Layer]) -> dict[Role, list[Layer]]:
     return found
 
 
-def _by_names(layers: Sequence[Layer]) -> tuple[list[Layer], Origin] | None:
+def _by_names(module: ModuleNode, layers: Sequence[Layer]) -> tuple[list[Layer], Origin] | None:
+    """Layers with the names of q, k and v; one that is fused only beside a count of heads."""
     roles = _roles(layers)
-    whole = {"q", "k", "v"} <= roles.keys() or {"q", "kv"} <= roles.keys() or "qkv" in roles
-    if not whole:
+    fused = "qkv" in roles and (_counts_heads(module) or not module.spec.cls)
+    if not ({"q", "k", "v"} <= roles.keys() or {"q", "kv"} <= roles.keys() or fused):
         return None
     return [layer for layer in layers if role_of_name(layer.name) is not None], "names"
 

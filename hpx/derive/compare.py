@@ -28,15 +28,16 @@ def differences(graph: ModuleGraph, params: Iterable[Param], mesh: MeshSpec) -> 
         derived = _layouts(as_rules_see_it(graph, mesh)[0], plan, mesh)
     except HpxError:
         return  # what stands against reading the model is told elsewhere
-    groups: dict[tuple[str, str, str], list[str]] = {}
+    groups: dict[str, list[str]] = {}
     for param in params:
-        found = derived.get(param.name)
-        own = _shards(param.layout)
-        if found is not None and own != _shards(found[0]):
-            groups.setdefault((str(own), str(_shards(found[0])), found[1]), []).append(param.name)
-    for (own, other, reason), names in groups.items():
+        layout, reason = derived.get(param.name, (None, ""))
+        own, other = _shards(param.layout), _shards(layout)
+        if param.name in derived and own != other:
+            text = f"the plan says {own}, the derived one {other}: {reason}"
+            groups.setdefault(text, []).append(param.name)
+    for text, names in groups.items():
         for name in fold_names(names):
-            yield f"{name}: the plan says {own}, the derived one {other}: {reason}"
+            yield f"{name}: {text}"
 
 
 def _shards(layout: Layout | None) -> Layout:

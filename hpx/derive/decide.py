@@ -184,16 +184,15 @@ class Decider:
         role = "an unknown role"
         if "Embedding" in cls and node.name == "weight" and len(node.shape) == 2:
             return Choice.whole("a table that is no vocabulary", "embedding and head")
+        mixer = self._mixer(owner)
+        if mixer is not None:
+            return Choice.whole(mixer, "unknown")
         if node.name in ("weight", "bias") and is_linear(owner) and len(node.shape) <= 2 and cls:
-            mixer = self._mixer(owner)
-            if mixer is not None:
-                return Choice.whole(mixer, "unknown")
             why = "a linear layer without a partner: no layer is known that takes its outputs cut"
         elif "conv" in name:
             why = f"{role}: how a {cls or owner.name} meets cut channels is not known"
         elif owner.id == self.graph.root or cls:
-            mixer = self._mixer(owner)
-            why = mixer or f"{role}: what {cls or 'the model'} does with '{node.name}' is not known"
+            why = f"{role}: what {cls or 'the model'} does with '{node.name}' is not known"
         else:
             why = f"{role}: only its name is known"
         return Choice.whole(why, "unknown")

@@ -9,7 +9,7 @@ from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import ModuleNode, TensorNode
 from hpx.projections import layer_weight, output_dim
 
-__all__ = ["Adapter", "Layer", "is_linear", "layer_at", "layers_in"]
+__all__ = ["Adapter", "Layer", "has_convolution", "is_linear", "layer_at", "layers_in"]
 
 _NOT_LINEAR: Final = "bilinear"
 
@@ -69,6 +69,16 @@ def layer_at(graph: ModuleGraph, module: ModuleNode) -> Layer | None:
     return Layer(
         *(module.id, module.name, weight.id, bias),
         *(weight.shape[1 - out], weight.shape[out], out, adapters),
+    )
+
+
+def has_convolution(graph: ModuleGraph, module: ModuleNode) -> bool:
+    """Whether a convolution is among the children: it mixes channels in a way of its own."""
+    return any(
+        isinstance(child, ModuleNode)
+        and child.spec.short_cls.lower().rstrip("123d") == "conv"
+        and child.spec.short_cls != "Conv1D"
+        for child in graph.children(module.id)
     )
 
 

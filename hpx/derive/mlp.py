@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from hpx.check.fused import packed_problem
 from hpx.derive.declared import Declared
 from hpx.derive.fused import fused_mlp, looks_fused
-from hpx.derive.layers import Layer, layers_in
+from hpx.derive.layers import Layer, has_convolution, layers_in
 from hpx.derive.names import DOWN, SHARED, UP
 from hpx.derive.types import Block, Origin
 from hpx.graph.graph import ModuleGraph
@@ -41,6 +41,8 @@ def mlp_in(
         tp: How many ranks would share the channels.
         taken: Weights that belong to other blocks.
     """
+    if has_convolution(graph, module):
+        return None
     layers = [x for x in layers_in(graph, module.id) if x.weight not in taken]
     path = graph.path(module.id)
     found = _declared(layers, path, declared) or _by_shape(layers) or _by_names(layers)
