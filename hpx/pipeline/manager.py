@@ -7,7 +7,9 @@ given stays as it was, whether the run succeeds or fails.
 
 from __future__ import annotations
 
+import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, NamedTuple
 
@@ -73,6 +75,8 @@ class PassManager:
             ContractError: A pass wrote what it does not declare, or a fact that it provides does
                 not hold, or the tree is no longer sound.
             HpxError: A pass refused; the error names the pass.
+
+        A pass that crashes is a `ContractError` too; its cause is what the pass raised.
         """
         entry = self.facts_at_entry(graph, request)
         plan = self.schedule(entry)
@@ -95,8 +99,8 @@ class PassManager:
                     error.located(f"pass {step.name}")
                 raise
             except Exception as error:
-                error.add_note(f"in pass {step.name}, step {number} of {len(plan.steps)}")
-                raise
+                where = f"pass {step.name}, step {number} of {len(plan.steps)}"
+                raise _crashed(error, step.pass_, where) from error
             if len(log) == before:
                 ctx.note("matched nothing: no decision to make here")
             events = log.events[before:]
@@ -112,14 +116,14 @@ class PassManager:
 
     def facts_at_entry(self, graph: ModuleGraph, request: Request) -> set[str]:
         """The facts that hold already, of those that a pass of the pipeline speaks of."""
-        spoken: dict[str, Fact] = {}
+        spoken: dict[str, tuple[Fact, Pass]] = {}
         for pass_ in self.passes:
             for fact in pass_.info.requires | pass_.info.provides:
-                spoken[fact.name] = fact
+                spoken[fact.name] = fact, pass_
         return {
             name
-            for name, fact in spoken.items()
-            if next(iter(fact.holds(graph, request)), None) is None
+            for name, (fact, pass_) in spoken.items()
+            if not _against(fact, graph, request, pass_, f"pass {pass_.info.name}")
         }
 
 
@@ -132,7 +136,7 @@ def check_step(
         ContractError: It does not.
     """
     for fact in sorted(pass_.info.provides, key=str):
-        against = list(fact.holds(graph, request))
+        against = _against(fact, graph, request, pass_, f"pass {name}")
         if against:
             more = f" (and {len(against) - 1} more)" if len(against) > 1 else ""
             raise ContractError(
@@ -142,6 +146,37 @@ def check_step(
             )
     if any(event.kind in ("derive", "remove", "alias", "rename") for event in events):
         _check_tree(graph, name)
+
+
+def _against(
+    fact: Fact, graph: ModuleGraph, request: Request, pass_: Pass, where: str
+) -> list[str]:
+    """What speaks against a fact.
+
+    Raises:
+        ContractError: Asking it crashed.
+    """
+    try:
+        return list(fact.holds(graph, request))
+    except HpxError:
+        raise
+    except Exception as error:
+        raise _crashed(error, pass_, f"{where}, fact '{fact.name}'") from error
+
+
+def _crashed(error: Exception, pass_: Pass, where: str) -> ContractError:
+    """A crash in one line: the exception, and the line of the pass's own file that led to it."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.lineno]
+    own = getattr(sys.modules.get(type(pass_).__module__), "__file__", None)
+    below = [frame for frame in frames if frame.filename != __file__]
+    inside = [frame for frame in below if frame.filename == own] or below or frames
+    line = f"{inside[-1].filename}:{inside[-1].lineno}" if inside else "an unknown line"
+    text = " ".join(str(error).split())
+    return ContractError(
+        f"crashed at {line}",
+        where=where,
+        why=f"{type(error).__name__}: {text}" if text else type(error).__name__,
+    )
 
 
 def _check_tree(graph: ModuleGraph, name: str) -> None:

@@ -209,10 +209,35 @@ def test_an_error_from_below_is_given_the_name_of_the_pass() -> None:
     assert str(failing(doing(refuse))) == "pass doing: will not"
 
 
-def test_a_fault_in_a_pass_keeps_its_traceback_and_is_told_where_it_was() -> None:
+def test_a_crash_of_a_pass_is_one_line_that_names_it_and_keeps_its_cause() -> None:
     def fail(graph: ModuleGraph, ctx: PassContext) -> None:
-        raise KeyError("oops")
+        raise KeyError("oops\nand more")
 
-    with pytest.raises(KeyError) as caught:
-        run(Wash(), doing(fail))
-    assert caught.value.__notes__ == ["in pass doing, step 2 of 2"]
+    error = failing(Wash(), doing(fail))
+    line = fail.__code__.co_firstlineno + 1
+    assert isinstance(error, ContractError)
+    assert error.exit_code == 2
+    assert str(error) == (
+        f"pass doing, step 2 of 2: crashed at {__file__}:{line}: KeyError: 'oops\\nand more'"
+    )
+    assert isinstance(error.__cause__, KeyError)
+
+
+def test_a_crash_below_a_pass_is_told_at_the_line_of_the_pass() -> None:
+    def fail(graph: ModuleGraph, ctx: PassContext) -> None:
+        MeshSpec.parse(3)  # type: ignore[arg-type]
+
+    error = failing(doing(fail))
+    assert f"{__file__}:{fail.__code__.co_firstlineno + 1}: " in str(error)
+    assert "\n" not in str(error)
+
+
+def test_a_crash_of_a_fact_names_the_fact_and_its_pass() -> None:
+    def ask(graph: ModuleGraph, request: Request) -> list[str]:
+        return [str(1 // 0)]
+
+    error = failing(doing(lambda graph, ctx: None, provides={Fact("odd", ask)}))
+    assert str(error) == (
+        f"pass doing, fact 'odd': crashed at {__file__}:{ask.__code__.co_firstlineno + 1}:"
+        " ZeroDivisionError: integer division or modulo by zero"
+    )
