@@ -7,29 +7,14 @@ graph that the passes left, before a run is accepted. ``docs/checks.md`` is made
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from hpx.check import (
-    companions,
-    cuts,
-    expert_containers,
-    expert_cuts,
-    fused,
-    head_counts,
-    pairing,
-    per_head,
-    placed,
-    plan_report,
-    quantised,
-    replicated,
-    unsaved,
-)
+from hpx.check import companions, pairing, replicated, unsaved
 from hpx.check.subject import Question, Subject, problems_of
 from hpx.graph.graph import ModuleGraph
 from hpx.mesh import MeshSpec
 from hpx.pipeline.context import Problem
-from hpx.plan import ShardingPlan, findings
+from hpx.plan import ShardingPlan
 
 __all__ = ["CHECKS", "IN_PASSES", "Known", "known", "run_checks"]
 
@@ -41,21 +26,15 @@ class Known(NamedTuple):
         name: Its name.
         levels: What it may say: ``error``, ``warning``, ``info``.
         where: The pass that asks it, or ``every run``.
-        function: What does it; its docstring is the description.
-        text: The description, where the function does more than this.
+        function: ``package.module:name`` of what does it.
+        text: What has to hold.
     """
 
     name: str
     levels: str
     where: str
-    function: Callable[..., Any]
-    text: str = ""
-
-    @property
-    def description(self) -> str:
-        """The first paragraph of what it says of itself."""
-        said = self.text or inspect.getdoc(self.function) or ""
-        return " ".join(said.split("\n\n")[0].split())
+    function: str
+    text: str
 
 
 CHECKS: Final[tuple[tuple[str, str, Question], ...]] = (
@@ -71,49 +50,119 @@ CHECKS: Final[tuple[tuple[str, str, Question], ...]] = (
 
 
 IN_PASSES: Final = (
-    Known("existence", "error", "shard-params", findings.unmatched),
-    Known("never-winning", "error", "shard-params", findings.never_winning),
-    Known("uncovered", "error", "shard-params", findings.uncovered),
-    Known("tied-rules", "error", "shard-params", findings.conflicting_names),
     Known(
-        *("nothing-cut", "error", "shard-params", cuts.cut_problems),
+        *("tied-ends", "error", "tie-weights", "hpx.ties:declared_pairs"),
+        "Both ends of a declared pair exist, and have one shape and one dtype.",
+    ),
+    Known(
+        *(
+            "equal-experts",
+            "error",
+            "stack-experts",
+            "hpx.check.expert_containers:container_problems",
+        ),
+        "Experts of a container are numbered 0 to E-1 without a gap, have equal shapes, dtypes and"
+        " requires_grad, and nothing in them that stacking would lose; each odd one is named.",
+    ),
+    Known(
+        *("existence", "error", "shard-params", "hpx.plan.findings:unmatched"),
+        "Every rule, and every alternative of a rule, matches a parameter.",
+    ),
+    Known(
+        *("never-winning", "error", "shard-params", "hpx.plan.findings:never_winning"),
+        "No rule loses every parameter that it matches to rules before it.",
+    ),
+    Known(
+        *("uncovered", "error", "shard-params", "hpx.plan.findings:uncovered"),
+        "Every parameter has a rule, or the plan a default; experts without a rule are told apart.",
+    ),
+    Known(
+        *("tied-rules", "error", "shard-params", "hpx.plan.findings:conflicting_names"),
+        "All names of a tied parameter are won by the same rule.",
+    ),
+    Known(
+        *("nothing-cut", "error", "shard-params", "hpx.check.cuts:cut_problems"),
         "Where tp is active, something is cut (or nothing=allow).",
     ),
     Known(
-        *("divisibility", "error", "shard-params", cuts.cut_problems),
+        *("placed", "error", "shard-params", "hpx.check.placed:placed_problem"),
+        "A parameter that is a DTensor already is placed as the plan says.",
+    ),
+    Known(
+        *("tensor-type", "error", "shard-params", "hpx.check.cuts:cut_problems"),
+        "A tensor class whose elements may be packed bits is not cut.",
+    ),
+    Known(
+        *("norms", "error", "shard-params", "hpx.check.per_head:is_norm"),
+        "A norm is not cut: a rank would normalise over its own part.",
+    ),
+    Known(
+        *("expert-dim", "error", "shard-params", "hpx.check.expert_cuts:expert_cut_problem"),
+        "ep cuts dim 0 of stacked experts, and nothing else.",
+    ),
+    Known(
+        *("expert-sets", "error", "shard-params", "hpx.check.expert_cuts:split_containers"),
+        "All parameters of a container are on ep, or none: slot i is one expert everywhere.",
+    ),
+    Known(
+        *("quantised-blocks", "error", "shard-params", "hpx.check.quantised:block_problem"),
+        "No cut goes through a block of elements that shares one scale.",
+    ),
+    Known(
+        *("divisibility", "error", "shard-params", "hpx.check.cuts:cut_problems"),
         "Every cut divides its dim by the product of its axes, and heads stay whole; with"
         " uneven=allow the sizes and the empty ranks are told instead.",
     ),
     Known(
-        *("tensor-type", "error", "shard-params", cuts.cut_problems),
-        "A tensor class whose elements may be packed bits is not cut.",
+        *("fused", "error", "shard-params", "hpx.check.fused:fused_problem"),
+        "A fused projection that is cut on its packed dim declares its parts under packed:.",
     ),
     Known(
-        *("norms", "error", "shard-params", per_head.is_norm),
-        "A norm is not cut: a rank would normalise over its own part.",
+        *("packed-parts", "error", "shard-params", "hpx.check.fused:packed_problem"),
+        "Declared parts add up to their dim, and each is divided, not only their sum.",
     ),
-    Known("fused", "error", "shard-params", fused.fused_problem),
-    Known("packed-parts", "error", "shard-params", fused.packed_problem),
-    Known("quantised-blocks", "error", "shard-params", quantised.block_problem),
-    Known("expert-dim", "error", "shard-params", expert_cuts.expert_cut_problem),
-    Known("expert-sets", "error", "shard-params", expert_cuts.split_containers),
-    Known("equal-experts", "error", "stack-experts", expert_containers.container_problems),
-    Known("placed", "error", "shard-params", placed.placed_problem),
     Known(
-        *("report", "warning", "shard-params", plan_report.report),
+        *("report", "warning", "shard-params", "hpx.check.plan_report:report"),
         "An ep axis that cuts nothing, experts that stay whole beside it, uneven pieces and empty"
-        " ranks, and a bias whose own rule contradicts its weight's.",
+        " ranks, and a bias whose own rule contradicts its weight's, are pointed out.",
     ),
-    Known("heads", "error", "update-heads", head_counts.head_problems),
-    Known("declared-heads", "error", "update-heads", head_counts.declared_counts),
-    Known("head-norms", "error", "update-heads", per_head.wide_norms),
-    Known("head-modules", "error", "update-heads", per_head.per_head_modules),
-    Known("per-head", "warning", "update-heads", per_head.per_head_tensors),
-    Known("uncounted", "warning", "update-heads", per_head.uncounted_integers),
     Known(
-        *("census", "warning, info", "build-source-info", plan_report.report),
-        "The dtypes, and the frozen among the trained, of the parameters of one data-parallel"
-        " group.",
+        *("heads", "error", "update-heads", "hpx.check.head_counts:head_problems"),
+        "tp divides all head counts of an attention together, and q, k and v are cut alike.",
+    ),
+    Known(
+        *("declared-heads", "error", "update-heads", "hpx.check.head_counts:declared_counts"),
+        "Integers under heads: exist, count something that is cut, and divide.",
+    ),
+    Known(
+        *("head-norms", "error", "update-heads", "hpx.check.per_head:wide_norms"),
+        "No norm over all heads of q or k stands beside cut heads.",
+    ),
+    Known(
+        *("head-modules", "error", "update-heads", "hpx.check.per_head:per_head_modules"),
+        "No list with one module a head stands beside cut heads.",
+    ),
+    Known(
+        *("per-head", "warning", "update-heads", "hpx.check.per_head:per_head_tensors"),
+        "Whole tensors with one value or row a head, beside cut heads, are pointed out.",
+    ),
+    Known(
+        *("uncounted", "warning", "update-heads", "hpx.check.per_head:uncounted_integers"),
+        "Integers of an unknown name that equal the head count are pointed out, and modules in"
+        " which no count was found.",
+    ),
+    Known(
+        *(
+            "census",
+            "warning, info",
+            "build-source-info",
+            "hpx.passes.build_source_info:BuildSourceInfo",
+        ),
+        "The parameters of one data-parallel group have one dtype, and are all trained or frozen.",
+    ),
+    Known(
+        *("boundaries", "error", "insert-collectives", "hpx.roles:roles"),
+        "Where collectives are inserted, what pairing and boundaries point out is refused.",
     ),
 )
 """The checks that passes ask, in the order of the passes."""
@@ -132,6 +181,14 @@ def run_checks(graph: ModuleGraph, plan: ShardingPlan, mesh: MeshSpec) -> list[P
 
 
 def known() -> list[Known]:
-    """All checks, those of the passes first."""
-    others = [Known(name, levels, "every run", ask) for name, levels, ask in CHECKS]
+    """All checks, those of the passes first; of the others the docstrings say what they ask."""
+    others = [
+        Known(name, levels, "every run", f"{ask.__module__}:{ask.__name__}", _first_lines(ask))
+        for name, levels, ask in CHECKS
+    ]
     return [*IN_PASSES, *others]
+
+
+def _first_lines(ask: Question) -> str:
+    said = inspect.getdoc(ask) or ""
+    return " ".join(said.split("\n\n")[0].split())

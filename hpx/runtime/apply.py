@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from torch import nn
 
+from hpx.check.accept import refuse_errors
 from hpx.errors import HpxError
 from hpx.mesh import MeshSpec
 from hpx.plan import ShardingPlan
@@ -155,18 +156,21 @@ def _work_out(
     """The run to carry out; that of the earlier application if it is the same request.
 
     Raises:
-        HpxError: The model was sharded before, differently.
+        HpxError: The model was sharded before, differently; or the run has errors.
     """
     if earlier is not None:
         return earlier.same_request(plan, mesh, pipeline, run)
     refuse_wrapped(model)
     if run is not None:
+        refuse_errors(run)
         return fit(run, model, prefix)
     if prefix:
         raise HpxError("prefix= says where a part stands in a run, so it needs run=")
     if plan is None:
         raise HpxError("apply needs a plan", fix="give plan=..., or a run worked out before")
-    return work_out(model, plan, mesh, pipeline)
+    made = work_out(model, plan, mesh, pipeline)
+    refuse_errors(made)
+    return made
 
 
 def _change(
