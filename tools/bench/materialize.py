@@ -26,10 +26,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 import torch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -86,7 +86,7 @@ def straight(model: nn.Module) -> None:
 
 
 def start_fake_group(world: int) -> None:
-    """One process as rank 0 of a world; DTensor is used once, so that its first use is not timed."""
+    """One process as rank 0 of a world; DTensor is used once, so its first use is not timed."""
     store = FakeStore()
     torch.distributed.init_process_group("fake", rank=0, world_size=world, store=store)
     mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("warm",))
@@ -178,7 +178,7 @@ def compare_memory(side: str, share: float) -> None:
 def whole_apply(repeat: int) -> None:
     """Apply on the 671B meta model against the straight function."""
     sys.path.insert(0, str(Path(__file__).parent))
-    import pipeline  # the benchmark beside this one
+    import pipeline  # type: ignore[import-not-found]  # the benchmark beside this one
 
     from hpx import bundled
 
@@ -199,7 +199,7 @@ def whole_apply(repeat: int) -> None:
     print(f"whole apply, 45,000 parameters: {a / b:.2f}x (aim 1.25x); {a:.3f} s and {b:.3f} s")
 
 
-def _tiny_meshes() -> tuple[torch.distributed.DeviceMesh, torch.distributed.DeviceMesh]:
+def _tiny_meshes() -> tuple[DeviceMesh, DeviceMesh]:
     dense = init_device_mesh("cpu", (1024, 2), mesh_dim_names=("dp", "tp"))
     expert = init_device_mesh("cpu", (1024, 2), mesh_dim_names=("edp", "ep"))
     return dense, expert

@@ -19,12 +19,24 @@ class Expert(nn.Module):
         super().__init__()
         self.index = 7
         self.up = nn.Linear(4, 6)
-        self.act = nn.GELU()
+        self.act: nn.Module | None = nn.GELU()
         self.down = nn.Linear(6, 4)
 
 
-def experts(count: int = 6) -> nn.ModuleList:
-    return nn.ModuleList(Expert() for _ in range(count))
+class Experts(nn.ModuleList):
+    """A list that a checker knows the elements of."""
+
+    def one(self, index: int) -> Expert:
+        found = self[index]
+        assert isinstance(found, Expert)
+        return found
+
+    def all(self) -> list[Expert]:
+        return [self.one(index) for index in range(len(self))]
+
+
+def experts(count: int = 6) -> Experts:
+    return Experts(Expert() for _ in range(count))
 
 
 def one_by_one(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> ModuleGraph:
@@ -34,82 +46,82 @@ def one_by_one(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> ModuleGraph
         return ModuleGraph.from_module(model)
 
 
-def put_hook(model: nn.ModuleList) -> None:
-    model[3].up.register_forward_pre_hook(lambda module, args: None)
+def put_hook(model: Experts) -> None:
+    model.one(3).up.register_forward_pre_hook(lambda module, args: None)
 
 
-def put_buffer(model: nn.ModuleList) -> None:
-    model[3].register_buffer("scale", torch.ones(1))
+def put_buffer(model: Experts) -> None:
+    model.one(3).register_buffer("scale", torch.ones(1))
 
 
-def tie_across(model: nn.ModuleList) -> None:
-    model[4].up.weight = model[1].up.weight
+def tie_across(model: Experts) -> None:
+    model.one(4).up.weight = model.one(1).up.weight
 
 
-def tie_within_each(model: nn.ModuleList) -> None:
-    for one in model:
+def tie_within_each(model: Experts) -> None:
+    for one in model.all():
         one.other = one.up
 
 
-def tie_memory(model: nn.ModuleList) -> None:
-    model[4].up.weight = nn.Parameter(model[1].up.weight.data)
+def tie_memory(model: Experts) -> None:
+    model.one(4).up.weight = nn.Parameter(model.one(1).up.weight.data)
 
 
-def put_twice(model: nn.ModuleList) -> None:
+def put_twice(model: Experts) -> None:
     model[5] = model[2]
 
 
-def other_integer(model: nn.ModuleList) -> None:
-    model[3].index = 8
+def other_integer(model: Experts) -> None:
+    model.one(3).index = 8
 
 
-def flag_for_integer(model: nn.ModuleList) -> None:
-    model[3].index = True
+def flag_for_integer(model: Experts) -> None:
+    model.one(3).index = True
 
 
-def tensor_attribute(model: nn.ModuleList) -> None:
-    model[3].table = torch.ones(2)
+def tensor_attribute(model: Experts) -> None:
+    model.one(3).table = torch.ones(2)
 
 
-def attribute_of_parameter(model: nn.ModuleList) -> None:
-    model[3].up.weight.tag = "special"
+def attribute_of_parameter(model: Experts) -> None:
+    model.one(3).up.weight.tag = "special"
 
 
-def frozen(model: nn.ModuleList) -> None:
-    model[3].down.bias.requires_grad_(False)
+def frozen(model: Experts) -> None:
+    model.one(3).down.bias.requires_grad_(False)
 
 
-def other_shape(model: nn.ModuleList) -> None:
-    model[3].down = nn.Linear(6, 4, bias=False)
+def other_shape(model: Experts) -> None:
+    model.one(3).down = nn.Linear(6, 4, bias=False)
 
 
-def other_dtype(model: nn.ModuleList) -> None:
-    model[3].down.to(torch.bfloat16)
+def other_dtype(model: Experts) -> None:
+    model.one(3).down.to(torch.bfloat16)
 
 
-def other_class(model: nn.ModuleList) -> None:
-    model[3].act = nn.ReLU()
+def other_class(model: Experts) -> None:
+    model.one(3).act = nn.ReLU()
 
 
-def other_strides(model: nn.ModuleList) -> None:
-    model[3].up.weight = nn.Parameter(torch.ones(4, 6).t())
+def other_strides(model: Experts) -> None:
+    model.one(3).up.weight = nn.Parameter(torch.ones(4, 6).t())
 
 
-def own_forward(model: nn.ModuleList) -> None:
-    model[3].forward = lambda x: x
+def own_forward(model: Experts) -> None:
+    model.one(3).forward = lambda x: x
 
 
-def nothing(model: nn.ModuleList) -> None:
+def nothing(model: Experts) -> None:
     pass
 
 
-def no_bias_anywhere(model: nn.ModuleList) -> None:
-    for one in model:
+def no_bias_anywhere(model: Experts) -> None:
+    for one in model.all():
         one.up.register_parameter("bias", None)
 
 
-def no_act_anywhere(model: nn.ModuleList) -> None:
-    for one in model:
+def no_act_anywhere(model: Experts) -> None:
+    for one in model.all():
         one.act = None
 
 
@@ -139,7 +151,7 @@ def no_act_anywhere(model: nn.ModuleList) -> None:
 )
 @pytest.mark.parametrize("nested", [False, True])
 def test_the_short_cut_gives_the_graph_of_an_import_one_by_one(
-    change: Callable[[nn.ModuleList], None], nested: bool, monkeypatch: pytest.MonkeyPatch
+    change: Callable[[Experts], None], nested: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inner = experts()
     model: nn.Module = inner
@@ -162,27 +174,30 @@ def test_bundled_models_import_equally_either_way(
 
 
 def test_a_later_parameter_that_is_one_of_a_twin_is_a_second_name() -> None:
-    model = nn.ModuleDict({"experts": experts(), "head": nn.Linear(4, 6)})
+    inner = experts()
+    model = nn.ModuleDict({"experts": inner, "head": nn.Linear(4, 6)})
     head = model["head"]
     assert isinstance(head, nn.Linear)
-    head.weight = model["experts"][5].up.weight  # type: ignore[index]
+    head.weight = inner.one(5).up.weight
     graph = ModuleGraph.from_module(model)
     node = graph.get("head.weight")
     assert graph.paths(node.id) == ["experts.5.up.weight", "head.weight"]
 
 
 def test_a_later_overlap_with_a_twin_names_it() -> None:
-    model = nn.ModuleDict({"experts": experts(), "head": nn.Linear(4, 3)})
+    inner = experts()
+    model = nn.ModuleDict({"experts": inner, "head": nn.Linear(4, 3)})
     head = model["head"]
     assert isinstance(head, nn.Linear)
-    head.weight = nn.Parameter(model["experts"][5].up.weight.data[:3])  # type: ignore[index]
+    head.weight = nn.Parameter(inner.one(5).up.weight.data[:3])
     with pytest.raises(InputError, match=r"overlaps a part of 'experts\.5\.up\.weight'"):
         ModuleGraph.from_module(model)
 
 
 def test_a_cycle_through_a_twin_names_both_ends() -> None:
-    model = nn.ModuleDict({"experts": experts()})
-    last = model["experts"][5]  # type: ignore[index]
+    inner = experts()
+    model = nn.ModuleDict({"experts": inner})
+    last = inner.one(5)
     last.up.back = last
     with pytest.raises(InputError, match=r"'experts\.5\.up\.back' is 'experts\.5'"):
         ModuleGraph.from_module(model)

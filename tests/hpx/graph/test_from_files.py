@@ -452,7 +452,7 @@ def test_equal_layers_are_equal_wherever_an_index_cuts_the_files(tmp_path: Path)
     names = [f"layers.{layer}.{part}.weight" for layer in range(4) for part in ("up", "down", "q")]
     tensors = {name: torch.zeros(2, 2) for name in names}
     order = [*names[1::2], *names[::2]]
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number in range(3):
         file = f"part-{number}.safetensors"
         mine = order[number * 4 : number * 4 + 4]
