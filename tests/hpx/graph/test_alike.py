@@ -84,7 +84,7 @@ def tensor_attribute(model: Experts) -> None:
 
 
 def attribute_of_parameter(model: Experts) -> None:
-    model.one(3).up.weight.tag = "special"
+    model.one(3).up.weight.tag = "special"  # type: ignore[attr-defined]
 
 
 def frozen(model: Experts) -> None:
