@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpx.derive.decide import Decider
+from hpx.derive.fused import INPUTS
 from hpx.derive.patterns import Line, lines_of
 from hpx.derive.settle import settle
 from hpx.derive.types import Choice, said_by
@@ -23,6 +24,7 @@ from hpx.pipeline.manager import PassManager
 from hpx.pipeline.request import Request
 from hpx.pipeline.textform import as_passes
 from hpx.plan import Packed, Rule, ShardingPlan, Tied, match_parameters
+from hpx.plan.boundary import Boundary
 from hpx.plan.rules import Source
 
 if TYPE_CHECKING:
@@ -60,7 +62,8 @@ def derive_plan(graph: ModuleGraph, mesh: MeshSpec) -> ShardingPlan:
     base = ShardingPlan(experts=None if unstacked is None else [])
     decider = Decider(seen, mesh, base, unstacked)
     packed = _packed(seen, decider)
-    settle(decider, ShardingPlan(experts=base.experts, packed=packed))
+    edges = _boundaries(seen, decider)
+    settle(decider, ShardingPlan(experts=base.experts, packed=packed, boundaries=edges))
     names = {seen.path(node.id): node.id for node in seen.parameters()}
     choices = {name: decider.choices[node] for name, node in names.items()}
     return ShardingPlan(
@@ -69,6 +72,7 @@ def derive_plan(graph: ModuleGraph, mesh: MeshSpec) -> ShardingPlan:
         experts=base.experts,
         packed=packed,
         tied=tied_pairs(seen),
+        boundaries=_boundaries(seen, decider),
     )
 
 
@@ -117,6 +121,20 @@ def _packed(graph: ModuleGraph, decider: Decider) -> list[Packed]:
             choices[name] = Choice.whole(text, "packed")
     by_text = {choices[name].reason: value for name, value in facts.items()}
     return [Packed(line.pattern, *by_text[line.choice.reason]) for line in lines_of(choices)]
+
+
+def _boundaries(graph: ModuleGraph, decider: Decider) -> list[Boundary]:
+    """What enters blocks that are cut and have several inputs, where their class fixes it."""
+    choices: dict[str, Choice] = {}
+    known = {cls.rsplit(".", 1)[-1]: inputs for cls, inputs in INPUTS.items()}
+    for block in decider.found:
+        module = graph.module(block.owner)
+        if block.obstacle is None and module.spec.cls in INPUTS:
+            choices[graph.path(block.owner)] = Choice.whole(module.spec.short_cls, "boundaries")
+    return [
+        Boundary(line.pattern, inputs=tuple(known[line.choice.reason].items()))
+        for line in lines_of(choices)
+    ]
 
 
 def tied_pairs(graph: ModuleGraph) -> list[Tied]:

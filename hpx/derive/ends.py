@@ -38,7 +38,8 @@ def end_choices(
         and layer.weight not in taken
     ]
     tables = list(_tables(graph))
-    tokens = _token_tables(graph, declared, tables, [layer for _, layer in layers])
+    outside = [(module, layer) for module, layer in layers if not _is_repeated(graph, module.id)]
+    tokens = _token_tables(graph, declared, tables, [layer for _, layer in outside])
     choices: dict[int, Choice] = {}
     for module, node in tables:
         origin = tokens.get(node.id)
@@ -50,7 +51,7 @@ def end_choices(
         else:
             choices[node.id] = _by_rows(node, 0, _ROWS, origin, tp)
     vocabularies = {graph.tensor(node).shape[0] for node in tokens}
-    for layer, origin in _heads(graph, declared, vocabularies, set(tokens), layers):
+    for layer, origin in _heads(graph, declared, vocabularies, set(tokens), outside):
         known = choices.get(layer.weight)
         if known is None:
             weight = graph.tensor(layer.weight)
@@ -61,6 +62,16 @@ def end_choices(
             reason = text if known.layout.shards else known.reason
             choices.setdefault(layer.bias, Choice(layout, reason, origin, _ENDS))
     return choices
+
+
+def _is_repeated(graph: ModuleGraph, module: int) -> bool:
+    """Whether a module stands in one of several layers: no end of the model does."""
+    while (module := graph.nodes[module].parent) >= 0:
+        around = graph.module(module)
+        numbered = all(name.isdigit() for name in around.children)
+        if around.spec.container == "list" or (not around.spec.cls and numbered):
+            return len(around.children) > 1
+    return False
 
 
 def _by_rows(node: TensorNode, dim: int, why: str, origin: Origin, tp: int) -> Choice:

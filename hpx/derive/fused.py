@@ -1,4 +1,4 @@
-"""Fused projections whose layout the code of their class fixes, by qualified class name.
+"""What the code of known classes fixes, by qualified class name: above all, fused projections.
 
 Read off transformers 5.24. A class that is not here may lay its rows out in any of three ways (one
 part after the other, head by head, group by group), so nothing is assumed of it.
@@ -13,8 +13,9 @@ from hpx.derive.layers import Layer
 from hpx.derive.types import PackedFact
 from hpx.graph.graph import ModuleGraph
 from hpx.heads import Attention
+from hpx.plan.boundary import Edge
 
-__all__ = ["ALIBI", "fused_attention", "fused_mlp", "looks_fused"]
+__all__ = ["ALIBI", "INPUTS", "fused_attention", "fused_mlp", "looks_fused"]
 
 _Way: TypeAlias = Literal["parts", "heads", "falcon"]
 
@@ -38,6 +39,12 @@ ALIBI: Final = frozenset(
     [f"{_MODELS}bloom.modeling_bloom.BloomAttention", f"{_MODELS}mpt.modeling_mpt.MptAttention"]
 )
 """Attention that is given one slope for each head of the whole model."""
+
+
+INPUTS: Final[Mapping[str, Mapping[str, Edge]]] = {
+    f"{_MODELS}bloom.modeling_bloom.BloomMLP": {"hidden_states": "R", "residual": "none"},
+}
+"""Blocks with more than one input that carries a gradient, and which of them cut weights read."""
 
 
 def fused_attention(graph: ModuleGraph, attention: Attention, layer: Layer) -> PackedFact | None:

@@ -63,7 +63,8 @@ FAMILIES: Final[Mapping[str, tuple[str, str, dict[str, Any]]]] = {
         *("FalconForCausalLM", "FalconConfig"),
         {
             **(_SMALL | {"num_hidden_layers": 2, "num_attention_heads": 4}),
-            **{"num_kv_heads": 2, "new_decoder_architecture": True},
+            "num_kv_heads": 2,
+            "new_decoder_architecture": True,
         },
     ),
     "bloom": ("BloomForCausalLM", "BloomConfig", {**_SMALL, "n_layer": 2, "n_head": 4}),

@@ -54,7 +54,7 @@ def test_every_parameter_has_a_rule_with_file_line_and_reason(done: Run) -> None
 def test_every_reason_says_where_it_comes_from(done: Run) -> None:
     sources = ("(declared by the model)", "(from structure)", "(from names)")
     assert {
-        p.name for p in done.params if not (p.rule and p.rule.reason or "").endswith(sources)
+        p.name for p in done.params if not ((p.rule and p.rule.reason) or "").endswith(sources)
     } == set()
 
 

@@ -1,0 +1,47 @@
+"""One step under the derived plan of a family, and of the unsharded model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hpx
+from tests.distributed.equality import deviation, no_casts, sharded_step, whole_step
+from tests.distributed.equality_models import MODELS, PADDING, VOCABULARY
+from tests.hpx.derive.models import family
+
+__all__ = ["derived_deviations"]
+
+_NOISE = 1e-15
+_CHANGES: dict[str, dict[str, Any]] = {
+    "gpt2": {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
+    "opt": {"dropout": 0.0, "attention_dropout": 0.0},
+    "phi3": {"pad_token_id": PADDING},
+    "bert": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+    "gpt_neox": {"hidden_dropout": 0.0, "attention_dropout": 0.0},
+    "starcoder2": {"residual_dropout": 0.0, "embedding_dropout": 0.0, "attention_dropout": 0.0},
+    "gpt_oss": {"pad_token_id": PADDING},
+}
+
+
+def derived_deviations(name: str, mesh: str) -> tuple[int, dict[str, float]]:
+    """How many parameters the derived plan cuts, and deviations by tensor.
+
+    Experts are stacked in transformers already, so that every name is the model's own.
+    """
+    changes: dict[str, Any] = {"vocab_size": VOCABULARY, **_CHANGES.get(name, {})}
+
+    def build() -> object:
+        model = family(name, "cpu", **changes)
+        model.config._experts_implementation = "eager"
+        return model
+
+    plan = hpx.plan(family(name, **changes), mesh)
+    MODELS[name] = (build, plan.to_yaml())  # type: ignore[assignment]
+    number = sum(bool(rule.layout.shards) for rule in plan.params)
+    with no_casts():
+        expected, found = whole_step(name, 1), sharded_step(name, mesh, "@run")
+    assert found.keys() <= expected.keys(), found.keys() - expected.keys()
+    far = {key: deviation(value, expected[key]) for key, value in found.items()}
+    # The bias of a key moves all scores of a query alike: its gradient is nothing but rounding.
+    noise = [key for key in far if expected[key].abs().max() < _NOISE]
+    return number, {key: value for key, value in far.items() if key not in noise}
