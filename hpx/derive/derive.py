@@ -30,7 +30,7 @@ from hpx.plan.rules import Source
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["as_rules_see_it", "derive_plan", "plan", "rules_of", "tied_pairs"]
+__all__ = ["as_rules_see_it", "derive_plan", "packed_facts", "plan", "rules_of", "tied_pairs"]
 
 
 def plan(model: ModuleGraph | torch.nn.Module | str | Path, mesh: MeshSpec | str) -> ShardingPlan:
@@ -61,7 +61,7 @@ def derive_plan(graph: ModuleGraph, mesh: MeshSpec) -> ShardingPlan:
     seen, unstacked = as_rules_see_it(graph, mesh)
     base = ShardingPlan(experts=None if unstacked is None else [])
     decider = Decider(seen, mesh, base, unstacked)
-    packed = _packed(seen, decider)
+    packed = packed_facts(seen, decider)
     edges = _boundaries(seen, decider)
     settle(decider, ShardingPlan(experts=base.experts, packed=packed, boundaries=edges))
     names = {seen.path(node.id): node.id for node in seen.parameters()}
@@ -109,7 +109,7 @@ def _rule(index: int, line: Line) -> Rule:
     return Rule(index, line.pattern, choice.layout, source, reason=reason, heading=choice.heading)
 
 
-def _packed(graph: ModuleGraph, decider: Decider) -> list[Packed]:
+def packed_facts(graph: ModuleGraph, decider: Decider) -> list[Packed]:
     """What the code of fused layers fixes, by pattern."""
     facts: dict[str, tuple[int, int, tuple[tuple[str, int], ...]]] = {}
     choices: dict[str, Choice] = {}

@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
+from hpx.derive.decide import Decider
 from hpx.derive.declared import COLWISE, ROWWISE
-from hpx.derive.derive import as_rules_see_it, rules_of, tied_pairs
+from hpx.derive.derive import as_rules_see_it, packed_facts, rules_of, tied_pairs
 from hpx.derive.layers import layer_at
 from hpx.derive.names import HEAD
 from hpx.derive.types import Choice, cut
@@ -110,6 +111,7 @@ def plan_from_styles(
         rules_of(seen, named),
         mesh=mesh,
         experts=None if unstacked is None else [],
+        packed=packed_facts(seen, Decider(seen, mesh, ShardingPlan(), unstacked)),
         tied=tied_pairs(seen),
     )
 
