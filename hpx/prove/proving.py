@@ -66,6 +66,9 @@ def prove_regions(run: Run, model: nn.Module, inputs: object, seconds: float) ->
         except OutOfTimeError:
             why = _out_of_time(seconds)
             break
+        except Exception as error:  # noqa: BLE001 - copying a module runs its own code too
+            why = f"{region.path or 'the model'} cannot be replayed: {_short(error)}"
+            continue
         if failure is None:
             proved += 1
         else:

@@ -19,6 +19,7 @@ from tests.hpx.check.asking import EMBEDDING, LINEAR, ask, levels, where
 SHAPES = {"mlp.up.weight": (16, 8), "mlp.down.weight": (8, 16)}
 CUT = {"mlp.up.weight": "tp:S(0)", "mlp.down.weight": "tp:S(1)"}
 QKV = {"attn.{q,k,v}_proj.weight": {"tp": "S(0)"}}
+COL = {"tp": "S(0)"}
 LOST = "its outputs are cut, and no rowwise matrix takes them"
 
 
@@ -138,3 +139,26 @@ def test_r9_a_rowwise_layer_with_a_hook_of_its_own_may_be_summed_twice() -> None
     (problem,) = ask(summed_twice, graph)
     assert (problem.level, problem.nodes) == ("warning", (down.id,))
     assert "hooks of its own (forward): if one of them sums too" in problem.text
+
+
+def test_a_whole_vector_that_may_stand_on_either_side_of_a_sum_is_a_remark() -> None:
+    graph = mlp(CUT, {"mlp.scale.weight": (8, 8)})
+    found = ask(unpaired, graph)
+    assert (levels(found), where(graph, found)) == (["info"], [["mlp.scale.weight"]])
+
+
+def test_a_bias_that_contradicts_its_weight_is_told_once() -> None:
+    model = nn.ModuleDict(
+        {"mlp": nn.ModuleDict({"up": nn.Linear(8, 16), "down": nn.Linear(16, 8)})}
+    )
+    rules = {"mlp.up.*": {"tp": "S(0)"}, "mlp.down.weight": {"tp": "S(1)"}, "mlp.down.bias": COL}
+    done = hpx.run(model, ShardingPlan(rules), "tp=2")
+    (problem,) = done.problems
+    assert problem.text.startswith("mlp.down.bias is tp:S(0), and its weight tp:S(1) asks for R")
+
+
+def test_the_matrices_of_an_adapter_are_left_to_the_check_of_pairs() -> None:
+    shapes = {**SHAPES, "mlp.up.lora_B.weight": (16, 4)}
+    layouts = {**CUT, "mlp.up.lora_B.weight": "tp:S(0)"}
+    graph = graph_of(shapes, classes={"mlp.up": LINEAR, "mlp.down": LINEAR}, layouts=layouts)
+    assert ask(unpaired, graph) == []

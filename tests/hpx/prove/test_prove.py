@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -276,6 +277,26 @@ def test_a_model_that_cannot_be_copied_is_unproven() -> None:
 
     found = proof(NoCopy(HeadSize()))
     assert found.unproven == "the model cannot be copied: TypeError: not this one"
+
+
+class CopiesOnce(HeadSize):
+    """Can be copied, but not its copy."""
+
+    copies = 0
+
+    def __deepcopy__(self, memo: dict[int, object]) -> CopiesOnce:
+        if self.copies:
+            raise TypeError("not twice")
+        made = CopiesOnce.__new__(CopiesOnce)
+        memo[id(self)] = made
+        made.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        made.copies = 1
+        return made
+
+
+def test_a_region_that_cannot_be_copied_again_is_unproven() -> None:
+    found = proof(Model(CopiesOnce()))
+    assert found.unproven == "layers.0 cannot be replayed: TypeError: not twice"
 
 
 # -- what stays as it is -----------------------------------------------------------------------
