@@ -30,6 +30,9 @@ PLAN: Final = hpx.ShardingPlan(
 MOE: Final = hpx.ShardingPlan(params={"**.experts.*": {"ep": "S(0)"}}, default="replicate")
 
 
+NOTHING: Final = "@default,shard-params{nothing=allow}"
+
+
 def _plan(**params: str) -> hpx.ShardingPlan:
     """Cuts by parameter name, ``__`` for a dot; the rest replicated."""
     rules = {name.replace("__", "."): {"tp": text} for name, text in params.items()}
@@ -309,3 +312,33 @@ def test_a_meta_model_stays_meta_and_comes_back_as_meta() -> None:
     hpx.restore(model)
     assert {name: p.shape for name, p in model.named_parameters()} == names
     assert all(p.is_meta for p in model.parameters())
+
+
+# -- hooks and wrappers ---------------------------------------------------------------------------
+
+
+def test_hooks_of_modules_go_on_working_in_their_order() -> None:
+    heard: list[str] = []
+    model = nn.Sequential(nn.Linear(4, 4))
+    for number in range(2):
+        model[0].register_forward_pre_hook(lambda *_, n=number: heard.append(f"pre {n}"))
+        model[0].register_forward_hook(lambda *_, n=number: heard.append(f"post {n}"))
+    model.register_state_dict_post_hook(  # type: ignore[no-untyped-call]
+        lambda *_: heard.append("state")
+    )
+    hpx.apply(model, hpx.ShardingPlan(default="replicate"), "tp=2", NOTHING)
+    model(torch.ones(1, 4))
+    hpx.state_dict(model)
+    assert heard == ["pre 0", "pre 1", "post 0", "post 1", "state"]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_compiled_model_is_applied_to_and_comes_back() -> None:
+    model: Any = torch.compile(nn.Sequential(nn.Linear(4, 4)))
+    names = list(model.state_dict())
+    hpx.apply(model, _plan(**{"0__weight": "S(0)"}), "tp=2")
+    assert isinstance(model.get_parameter("_orig_mod.0.weight"), DTensor)
+    assert list(hpx.state_dict(model)) == names
+    hpx.restore(model)
+    assert list(model.state_dict()) == names
+    assert not isinstance(model.get_parameter("_orig_mod.0.weight"), DTensor)

@@ -147,3 +147,42 @@ def test_a_saved_run_applies(tmp_path: Any) -> None:
     model = tiny_moe()
     made = hpx.Run.load(hpx.run(model, MOE, "tp=2,ep=2").save(tmp_path / "run.json"))
     assert hpx.apply(model, run=made, verify="full").run.mesh == made.mesh
+
+
+# -- what is refused on real tensors --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["frozen", "dtype", "shape"])
+def test_experts_of_which_one_is_odd_are_refused_by_name(kind: str) -> None:  # E8
+    model: Any = tiny_moe()
+    odd = model.model.layers[1].mlp.experts[5].up_proj
+    if kind == "frozen":
+        odd.weight.requires_grad_(False)
+    elif kind == "dtype":
+        odd.to(torch.bfloat16)
+    else:
+        odd.weight = nn.Parameter(torch.ones(16, 64))
+    before = snapshot(model)
+    with pytest.raises(HpxError, match=r"model\.layers\.1\.mlp\.experts.*5"):
+        hpx.apply(model, MOE, "tp=2,ep=2")
+    assert_same(before, model)
+
+
+def test_a_state_dict_that_fails_leaves_the_model_sharded() -> None:
+    class Broken(nn.Linear):
+        def get_extra_state(self) -> object:
+            raise ValueError("no state today")
+
+    model = nn.Sequential(nn.Linear(4, 4), Broken(4, 4))
+    hpx.apply(model, _plan(**{"0__weight": "S(0)"}), "tp=2")
+    before = snapshot(model)
+    with pytest.raises(ValueError, match="no state today"):
+        hpx.state_dict(model)
+    assert_same(before, model)
+
+
+@pytest.mark.parametrize("name", ["restore", "state_dict", "to_empty"])
+def test_what_needs_an_applied_model_says_so(name: str) -> None:
+    more = {"device": "cpu"} if name == "to_empty" else {}
+    with pytest.raises(HpxError, match="nothing was applied to this Linear"):
+        getattr(hpx, name)(nn.Linear(2, 2), **more)
