@@ -2,7 +2,8 @@
 
 A container is a module whose children are numbered modules (``0..7`` or ``expert_0..expert_7``).
 By name: a whole segment such as ``experts`` names it or the module around it. By structure: beside
-it stands a router, a matrix with one row for each child that reads what the experts read.
+it stands a module *named* as a router, with one row for each child, that reads what they read. A
+matrix of another name is no evidence: four layers beside a classifier of four classes are layers.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final, cast
 
 from hpx.graph.graph import ModuleGraph
-from hpx.graph.nodes import ModuleNode, TensorNode
+from hpx.graph.nodes import ModuleNode, Node, TensorNode
 from hpx.plan import Pattern, ShardingPlan
 from hpx.projections import is_projection_name
 
@@ -22,6 +23,8 @@ __all__ = [
     "all_below",
     "expert_containers",
     "expert_parameters",
+    "has_attention",
+    "has_matrix_beside",
     "is_expert_name",
     "is_stacked_expert",
     "overlooked_containers",
@@ -32,6 +35,13 @@ __all__ = [
 
 _NAMES: Final = frozenset(
     ["experts", "routed_experts", "local_experts", "expert", "expert_list", "moe_experts"]
+)
+_ROUTERS: Final = frozenset(
+    [
+        *("gate", "router", "wg", "gating", "switch", "gate_linear", "routing", "router_linear"),
+        *("gating_network", "gate_network", "expert_gate", "moe_gate", "moe_router", "routers"),
+        *("w_gate", "gate_weight", "router_weight", "gate_w", "router_w"),
+    ]
 )
 _NUMBERED: Final = re.compile(r"(?:expert_?)?([0-9]+)")
 
@@ -181,7 +191,8 @@ def _looks_like(graph: ModuleGraph, node: ModuleNode) -> ExpertContainer | None:
     )
     if numbered and named:
         return ExpertContainer(node.id, numbered, False, "name")
-    if _has_router(graph, node, numbered) and not _has_attention(graph, numbered[0][2]):
+    routed = has_matrix_beside(graph, node, numbered, routers=True)
+    if routed and not has_attention(graph, numbered[0][2]):
         return ExpertContainer(node.id, numbered, False, "structure")
     if is_expert_name(node.name) and _leading_size(graph, node) is not None:
         return ExpertContainer(node.id, (), True, "name")
@@ -208,10 +219,21 @@ def _leading_size(graph: ModuleGraph, node: ModuleNode) -> int | None:
     return leading.pop() if len(leading) == 1 else None
 
 
-def _has_router(
-    graph: ModuleGraph, node: ModuleNode, numbered: tuple[tuple[int, str, int], ...]
+def has_matrix_beside(
+    graph: ModuleGraph,
+    node: ModuleNode,
+    numbered: tuple[tuple[int, str, int], ...],
+    *,
+    routers: bool,
 ) -> bool:
-    """A sibling has a matrix ``[len(numbered), width]`` and the children read that width."""
+    """Whether a matrix ``[len(numbered), width]`` stands beside, and the children read that width.
+
+    Args:
+        graph: The graph.
+        node: The module that holds the children.
+        numbered: Its children, as `ExpertContainer.experts`.
+        routers: Whether the module, or the matrix itself, has to be named as a router.
+    """
     if node.parent < 0 or len(numbered) < 2:
         return False
     children = graph.children(numbered[0][2])
@@ -221,24 +243,24 @@ def _has_router(
         if isinstance(child, TensorNode) and child.kind == "parameter"
         for size in child.shape
     }
-    for sibling in graph.children(node.parent):
-        if sibling.id == node.id:
-            continue
-        tensors = [sibling, *graph.children(sibling.id)]
-        if isinstance(sibling, ModuleNode) and "Embedding" in sibling.spec.cls:
-            continue
-        for tensor in tensors:
-            if (
-                isinstance(tensor, TensorNode)
-                and tensor.kind == "parameter"
-                and len(tensor.shape) == 2
-                and tensor.shape[0] == len(numbered)
-                and tensor.shape[1] in widths
-            ):
-                return True
-    return False
+    return any(
+        tensor.shape[0] == len(numbered) and tensor.shape[1] in widths
+        for sibling in graph.children(node.parent)
+        if sibling.id != node.id and (not routers or sibling.name in _ROUTERS)
+        for tensor in _matrices_near(graph, sibling, 3 if routers else 2)
+    )
 
 
-def _has_attention(graph: ModuleGraph, module_id: int) -> bool:
+def _matrices_near(graph: ModuleGraph, node: Node, depth: int) -> Iterator[TensorNode]:
+    """The matrices of a module and of what stands in it, down to a depth; no tables."""
+    if isinstance(node, TensorNode):
+        if node.kind == "parameter" and len(node.shape) == 2:
+            yield node
+    elif depth and "Embedding" not in node.spec.cls:
+        for child in graph.children(node.id):
+            yield from _matrices_near(graph, child, depth - 1)
+
+
+def has_attention(graph: ModuleGraph, module_id: int) -> bool:
     """Whether a module holds q, k or v projections: a decoder layer does, an expert does not."""
     return any(is_projection_name(node.name) for node in graph.walk(module_id))

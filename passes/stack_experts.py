@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpx.check.expert_containers import container_problems
+from hpx.check.expert_lists import report_lists
 from hpx.errors import ManyErrors
 from hpx.experts import (
     ExpertContainer,
@@ -30,7 +31,8 @@ __all__ = ["StackExperts"]
 class StackExperts(Pass):
     """Stack the experts of each container on a new first dim, slot i holding expert i.
 
-    1. Containers are those under ``experts:`` in the plan, else found by name or structure.
+    1. Containers are those under ``experts:`` in the plan, else found by name, or by structure:
+       beside a module named as a router that has a row for each of them.
     2. Indices must be exactly ``0..E-1`` and are taken as numbers, so 2 comes before 10.
     3. The stacked name is the inner path without a final ``.weight``, dots as ``_``; a name that
        exists, or that would hide a field of the container, is refused.
@@ -40,7 +42,7 @@ class StackExperts(Pass):
        types inside experts are refused by name.
     6. What else stands in the container stays there. Stacked containers are left as they are.
     7. Patterns under ``experts:`` that name no container are an error, unless ``optional``;
-       containers that the plan does not name are pointed out.
+       containers that the plan does not name, and lists that may be experts, are pointed out.
     """
 
     info = PassInfo(
@@ -66,7 +68,8 @@ class StackExperts(Pass):
             ctx.skip(done, why="its parameters are stacked already")
         if not containers:
             ctx.note("the model has no expert containers: nothing to stack")
-        _report_overlooked(graph, ctx)
+        overlooked = _report_overlooked(graph, ctx)
+        report_lists(graph, ctx, [*containers, *overlooked])
         for container in todo:
             _stack(graph, ctx, container)
 
@@ -85,7 +88,7 @@ class StackExperts(Pass):
         )
 
 
-def _report_overlooked(graph: ModuleGraph, ctx: PassContext) -> None:
+def _report_overlooked(graph: ModuleGraph, ctx: PassContext) -> list[ExpertContainer]:
     overlooked = overlooked_containers(graph, ctx.plan)
     if overlooked:
         names = ", ".join(fold_names(graph.path(found.id) for found in overlooked))
@@ -94,6 +97,7 @@ def _report_overlooked(graph: ModuleGraph, ctx: PassContext) -> None:
             [found.id for found in overlooked],
             hint="add them to the plan's experts:",
         )
+    return overlooked
 
 
 def _stack(graph: ModuleGraph, ctx: PassContext, container: ExpertContainer) -> None:

@@ -21,7 +21,10 @@ __all__ = ["container_problems"]
 
 _Form: TypeAlias = dict[str, ModuleSpec | TensorSpec]
 
-_FIX: Final = "remove it, or leave the container out of the plan's experts:"
+_APART: Final = (
+    "leave the container out of the plan's experts: (experts: [] leaves all of them apart)"
+)
+_FIX: Final = f"remove it, or {_APART}"
 _FIELDS: Final = ("shape", "dtype", "requires_grad", "device", "cls", "attributes", "placed")
 """What experts have to agree in; strides are not among them, values are what counts."""
 
@@ -56,7 +59,7 @@ def _bad_indices(ctx: PassContext, node: int, indices: list[int]) -> HpxError:
         f"its {len(indices)} experts are not numbered 0..{len(indices) - 1}",
         node=node,
         why="; ".join(wrong),
-        fix="number them without gaps, or leave the container out of the plan's experts:",
+        fix=f"number them without gaps, or {_APART}",
     )
 
 
@@ -114,7 +117,7 @@ def _differences(
             f"expert {number_text(indices)} of {len(forms)} differs from the others",
             node=container.id,
             why=text,
-            fix="make them equal, or leave the container out of the plan's experts:",
+            fix=f"make them equal, or {_APART}",
         )
 
 
@@ -175,6 +178,6 @@ def _names(graph: ModuleGraph, ctx: PassContext, container: ExpertContainer) -> 
                 f"cannot stack '{inner}' as '{name}'",
                 node=container.id,
                 why=why,
-                fix="rename the module inside the experts, or leave the container out of experts:",
+                fix=f"rename the module inside the experts, or {_APART}",
             )
         taken.add(name)

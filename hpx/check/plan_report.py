@@ -9,6 +9,7 @@ from hpx.experts import expert_containers, is_stacked_expert
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import TensorNode
 from hpx.layout import Layout, is_even, per_rank_sizes
+from hpx.lineage import Stack
 from hpx.ranges import fold_names, number_text
 from hpx.sharding import Decision, bias_layout, weight_of
 
@@ -47,14 +48,14 @@ def _report_whole_experts(
     on_ep = {node_id for node_id, d in decisions.items() if d.layout.dim("ep") is not None}
     if ctx.mesh.size("ep", 1) == 1 or not on_ep:
         return
-    parameters = [
-        node
-        for container in expert_containers(graph, ctx.plan)
-        if container.stacked
-        for node in graph.children(container.id)
-        if isinstance(node, TensorNode) and is_stacked_expert(graph, node)
+    named = {container.id for container in expert_containers(graph, ctx.plan) if container.stacked}
+    whole = [
+        node.id
+        for node in graph.parameters()
+        if node.id not in on_ep
+        and (isinstance(node.lineage, Stack) or node.parent in named)
+        and is_stacked_expert(graph, node)
     ]
-    whole = [node.id for node in parameters if node.id not in on_ep]
     if whole:
         count = "1 expert parameter" if len(whole) == 1 else f"{len(whole)} expert parameters"
         ctx.problem(

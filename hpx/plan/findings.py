@@ -81,7 +81,8 @@ def _unmatched(
     stacked = pointer(pattern) if pointer else None
     if stacked is not None:
         why: str | None = "stacking replaced these names"
-        return PlanError(what, where=rule.where, why=why, fix=f"write {stacked!r}")
+        ways = f"write {stacked!r}, or leave the experts apart with experts: []"
+        return PlanError(what, where=rule.where, why=why, fix=ways)
     why, fix = None, _nearest_names(rule, pattern, names)
     other = result.others.get((index, member))
     if other is not None:

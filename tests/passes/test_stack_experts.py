@@ -130,6 +130,69 @@ def test_decoder_layers_beside_a_matrix_with_a_row_a_layer_are_no_experts() -> N
     assert_pass(StackExperts(), graph(model), {}, events=["note"])
 
 
+def routed(name: str, router: nn.Module, make: Callable[[], nn.Module] = Expert) -> nn.Module:
+    block = nn.Module()
+    block.add_module("ffns", nn.ModuleList(make() for _ in range(4)))
+    block.add_module(name, router)
+    return block
+
+
+@pytest.mark.parametrize("name", ["gate", "router", "wg", "gating", "switch", "routing"])
+def test_a_module_named_as_a_router_tells_experts(name: str) -> None:
+    outcome = run_pass(StackExperts(), graph(routed(name, nn.Linear(8, 4))))
+    assert outcome.graph.find("ffns.up") is not None
+
+
+def test_a_matrix_nested_in_a_router_tells_experts() -> None:
+    router = nn.ModuleDict({"inner": nn.ModuleDict({"lin": nn.Linear(8, 4)})})
+    outcome = run_pass(StackExperts(), graph(routed("router", router)))
+    assert outcome.graph.find("ffns.up") is not None
+
+
+@pytest.mark.parametrize("name", ["head", "fc", "classifier", "lm_head", "gate_proj"])
+def test_layers_beside_a_classifier_with_a_row_a_layer_are_never_stacked(name: str) -> None:
+    model = routed(name, nn.Linear(8, 4), lambda: nn.Linear(8, 8))
+    outcome = run_pass(StackExperts(), graph(model))
+    assert outcome.graph.find("ffns.3.weight") is not None
+    (problem,) = outcome.problems
+    assert problem.level == "info"
+    assert problem.text == "4 numbered modules beside a matrix of 4 rows, and not stacked: ffns"
+    assert problem.hint == "if they are experts, name the container under experts: in the plan"
+
+
+def test_unequal_modules_beside_a_matrix_are_not_refused() -> None:
+    model = nn.Module()
+    model.add_module("blk", nn.ModuleDict({"0": nn.Linear(8, 8), "1": nn.Linear(8, 4)}))
+    model.add_module("0", nn.Linear(8, 2))
+    outcome = run_pass(StackExperts(), graph(model))
+    assert outcome.graph.find("blk.1.weight") is not None
+
+
+def test_a_list_named_as_experts_with_other_names_is_reported_on_expert_ranks() -> None:
+    model = nn.Module()
+    model.layers = nn.ModuleList([moe()])
+    mtp = nn.Module()
+    mtp.add_module("experts", nn.ModuleDict({f"e{i}": Expert() for i in range(4)}))
+    model.mtp = mtp
+    plan = ShardingPlan({"layers.*.experts.*": {"ep": "S(0)"}}, default="replicate")
+    outcome = run_pass(StackExperts(), graph(model), plan=plan, mesh="dp=4,ep=4")
+    (problem,) = outcome.problems
+    assert problem.level == "warning"
+    assert problem.text == (
+        "4 modules named as experts are, and not stacked: whole on every ep rank: mtp.experts"
+    )
+
+
+def test_a_list_equal_to_experts_without_a_router_is_reported_on_expert_ranks() -> None:
+    model = nn.Module()
+    model.layers = nn.ModuleList([moe()])
+    model.mtp = nn.ModuleDict({"ffns": nn.ModuleList(Expert() for _ in range(4))})
+    outcome = run_pass(StackExperts(), graph(model), mesh="dp=4,ep=4")
+    (problem,) = outcome.problems
+    assert problem.level == "warning"
+    assert problem.text.startswith("4 numbered modules equal to experts, and not stacked")
+
+
 def test_a_list_of_layers_without_a_router_is_no_container() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     outcome = assert_pass(StackExperts(), graph(model), {}, events=["note"])
