@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Final, Literal
 
 from hpx.check.findings import Finding
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import ModuleNode, TensorNode
-from hpx.plan import ShardingPlan
-from hpx.projections import is_projection
+from hpx.plan import Pattern, ShardingPlan
+from hpx.projections import Role as ProjectionRole
+from hpx.projections import is_projection, role_of, role_of_name
 from hpx.regions import regions
 from hpx.roles.declared import declare, declared_modules
+from hpx.roles.flow import Flow, pairs
 from hpx.roles.places import Places
 from hpx.roles.types import Cut, Role, Roles
 
@@ -30,7 +33,9 @@ class Deriver:
         found = regions(graph)
         self.undone = [one for one in found if one in declared and declared[one].none]
         self.places = Places(graph, set(found) - set(self.undone), declared)
+        self.packed = [Pattern.parse(entry.pattern) for entry in plan.packed]
         self.found: dict[int, Role] = {}
+        self.fed: set[int] = set()
         self.whole: list[int] = []
         self.partial: list[int] = []
         self.widths: list[tuple[int, str, int]] = []
@@ -47,12 +52,14 @@ class Deriver:
         inside: dict[int | None, list[Cut]] = {}
         for row in self.rows:
             inside.setdefault(self.places.region_of(row.owner), []).append(row)
-            self._rowwise(row)
         columns: dict[int | None, list[Cut]] = {}
         for column in self.columns:
             columns.setdefault(self.places.region_of(column.owner), []).append(column)
+        outer = inside.get(None, [])
         for region in self.places.regions:
-            self._region(region, columns.get(region, []), inside.get(region, []))
+            self._region(region, columns.get(region, []), inside.get(region, []), outer)
+        for row in self.rows:
+            self._rowwise(row, columns.get(None, []))
         for column in self.columns:
             self._colwise(column)
         embedded = {cut.weight for cut in self.tables}
@@ -127,17 +134,21 @@ class Deriver:
 
     # -- boundaries --------------------------------------------------------------------------
 
-    def _rowwise(self, cut: Cut) -> None:
-        """A rowwise layer is summed; its input has to come from a colwise one."""
+    def _rowwise(self, cut: Cut, columns: list[Cut]) -> None:
+        """A rowwise layer is summed; its input has to come from a colwise one.
+
+        Args:
+            cut: The layer.
+            columns: The colwise layers outside of any region.
+        """
         places = self.places
         outside = places.region_of(cut.owner) is None and not places.is_declared(cut.owner)
-        if outside and not any(self._feeds(column, cut) for column in self.columns):
-            self._find(
-                cut.weight,
-                "a rowwise matrix takes what no colwise one gives",
-                f"a rank takes some of {cut.inputs} inputs, and what comes in is whole",
-                "cut the layer before it on its outputs, or replicate it",
-            )
+        if (
+            outside
+            and cut.weight not in self.fed
+            and not any(places.takes(cut, column) for column in columns)
+        ):
+            self._not_fed(cut)
         elif outside and cut.name != "weight":
             self._find(cut.weight, "a bare matrix is rowwise outside any region", None, _DECLARE)
         if cut.name != "weight":
@@ -160,16 +171,32 @@ class Deriver:
         elif path is not None:
             self._add(replace(known, bias=path))
 
-    def _feeds(self, column: Cut, row: Cut) -> bool:
-        """Whether a colwise layer, or the q, k and v of a region, give what a rowwise one takes."""
-        region = self.places.region_of(column.owner)
-        if region is not None:
-            return self.places.beside(row, region)
-        return self.places.takes(row, column)
+    def _region(
+        self, region: int, columns: list[Cut], rows: list[Cut], outer: Sequence[Cut]
+    ) -> None:
+        """A region: what its colwise layers give is taken inside it, or beside it.
 
-    def _region(self, region: int, columns: list[Cut], rows: list[Cut]) -> None:
-        taken = rows or [row for row in self.rows if self.places.beside(row, region)]
-        if not taken:
+        Args:
+            region: The region.
+            columns: The colwise matrices in it.
+            rows: The rowwise ones in it.
+            outer: Those outside of any region.
+        """
+        place, giving = region, columns
+        if "base_layer" in self.graph.module(region).children:  # LoRA around one of q, k and v
+            place = self.graph.nodes[region].parent
+            giving = self._by_place.get(place, columns)
+        with_roles = [(cut, self._role(cut)) for cut in giving]
+        beside = [] if rows else [row for row in outer if self.places.beside(row, region)]
+        flow = pairs(with_roles, rows or beside)
+        taken = [row for row in rows or beside if row.weight in flow.fed]
+        whole = self.places.whole_inputs(place)
+        if not rows and any(cut.outputs in whole for cut in giving):
+            taken = []  # what takes them stands in the region, and is whole
+        self.fed.update(row.weight for row in taken)
+        if rows and region not in self.places.declared:
+            self._widths_meet(with_roles, rows, flow, whole)
+        elif not taken:
             for cut in columns:
                 self._not_taken(cut, "the module would give a part of its result on every rank")
         bare = [row for row in rows if row.name != "weight"]
@@ -184,10 +211,54 @@ class Deriver:
         layers = {self.places.relative(row.layer, region): None for row in rows if row not in bare}
         named = any(is_projection(self.graph, self.graph.tensor(cut.weight)) for cut in columns)
         if region not in self.places.declared:
-            self._check_whole(region, {row.outputs for row in taken}, {row.layer for row in rows})
+            outputs = {row.outputs for row in rows or taken if not self._is_adapter(row)}
+            self._check_whole(region, outputs, {row.layer for row in rows})
         output: Literal["sum"] | None = "sum" if bare else None
         role = "attention" if named else "mlp"
         self._add(Role(region, "region", role, output=output, rowwise=tuple(layers)))
+
+    def _is_adapter(self, cut: Cut) -> bool:
+        """Whether a matrix is LoRA's own, which gives the rank of the adapter."""
+        return cut.layer != cut.owner and self.graph.module(cut.owner).name != "base_layer"
+
+    def _widths_meet(
+        self,
+        columns: Sequence[tuple[Cut, ProjectionRole | None]],
+        rows: Sequence[Cut],
+        flow: Flow,
+        whole: Mapping[int, str],
+    ) -> None:
+        """In a region: what a rowwise matrix takes, and what takes the outputs of a colwise one."""
+        for row in rows:
+            if row.weight not in flow.fed:
+                self._not_fed(row)
+        for cut, role in columns:
+            if cut.weight in flow.taken:
+                continue
+            taker = whole.get(cut.outputs)
+            if taker is not None:
+                self._not_taken(cut, f"{taker} takes as many, and is whole")
+            elif role is not None:
+                self._not_taken(cut, "what takes heads beside it has another width, or is whole")
+
+    @cached_property
+    def _by_place(self) -> dict[int, list[Cut]]:
+        """The colwise matrices by the module around their layer."""
+        found: dict[int, list[Cut]] = {}
+        for cut in self.columns:
+            found.setdefault(self.graph.nodes[cut.layer].parent, []).append(cut)
+        return found
+
+    def _role(self, cut: Cut) -> ProjectionRole | None:
+        """What a colwise matrix is to attention; what is declared packed counts as fused."""
+        node = self.graph.tensor(cut.weight)
+        known = role_of(self.graph, node)
+        if known is not None and known[1] is not None:
+            return known[1]
+        names = self.graph.names(node.id) if self.packed else []
+        if any(pattern.matches(name) for pattern in self.packed for name in names):
+            return "qkv"
+        return role_of_name(self.graph.nodes[cut.layer].name) if cut.name == "weight" else None
 
     def _colwise(self, cut: Cut) -> None:
         """What holds for a colwise layer anywhere: its bias is cut with it."""
@@ -212,6 +283,14 @@ class Deriver:
             self._add(Role(cut.layer, "head", "lm_head", output="gather", size=cut.outputs))
         elif not self.places.is_declared(cut.owner):
             self._not_taken(cut, f"it has {cut.outputs}, and no layer near it takes as many")
+
+    def _not_fed(self, cut: Cut) -> None:
+        self._find(
+            cut.weight,
+            "a rowwise matrix takes what no colwise one gives",
+            f"a rank takes some of {cut.inputs} inputs, and what comes in is whole",
+            "cut the layer before it on its outputs, or replicate it",
+        )
 
     def _not_taken(self, cut: Cut, why: str) -> None:
         self._find(

@@ -7,9 +7,9 @@ from functools import cached_property
 from typing import Final
 
 from hpx.graph.graph import ModuleGraph
-from hpx.graph.nodes import ModuleNode
+from hpx.graph.nodes import ModuleNode, TensorNode
 from hpx.plan.boundary import Boundary
-from hpx.projections import is_projection
+from hpx.projections import is_projection, layer_weight, output_dim
 from hpx.roles.types import Cut
 
 __all__ = ["Places"]
@@ -75,6 +75,22 @@ class Places:
         if around < 0:
             return place == module
         return place in (module, around) or self.graph.nodes[place].parent == around
+
+    def whole_inputs(self, region: int) -> dict[int, str]:
+        """Of the whole linear layers right inside a module: names by how many inputs they take."""
+        found: dict[int, str] = {}
+        for child in self.graph.children(region):
+            weight = layer_weight(self.graph, child) if isinstance(child, ModuleNode) else None
+            if (
+                isinstance(weight, TensorNode)
+                and len(weight.shape) == 2
+                and (weight.layout is None or not weight.layout.shards)
+                and not is_projection(self.graph, weight)
+                and "Embedding" not in self.graph.module(weight.parent).spec.cls
+            ):
+                inputs = weight.shape[1 - output_dim(self.graph, weight)]
+                found.setdefault(inputs, child.name)
+        return found
 
     def is_head(self, cut: Cut, embedded: Collection[int]) -> bool:
         """Whether a colwise layer scores the tokens of a vocabulary.
