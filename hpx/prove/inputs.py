@@ -19,7 +19,7 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 _BATCH: Final = 2
 _LENGTH: Final = 6
-_IDS: Final = ("input_ids", "decoder_input_ids")
+_IMAGE_TOKENS: Final = ("image_token_id", "image_token_index")
 _FIX: Final = "name a factory that returns (model, example inputs)"
 
 
@@ -61,13 +61,12 @@ def _of_transformers(model: nn.Module, main: str, names: list[str]) -> Call:
     config: Any = model.config
     arguments: dict[str, Any] = {}
     if main == "pixel_values":
-        inner = getattr(config, "vision_config", config)
-        size = getattr(inner, "image_size", 32)
-        height, width = size if isinstance(size, (tuple, list)) else (size, size)
-        shape = (_BATCH, getattr(inner, "num_channels", 3), height, width)
-        arguments[main] = torch.zeros(shape, dtype=_dtype(model))
+        arguments[main] = _image(config, _dtype(model))
     elif main == "input_ids":
         arguments[main] = _ids()
+        # Two towers take both; where images stand for tokens of the text, the text alone will do.
+        if "pixel_values" in names and not any(hasattr(config, name) for name in _IMAGE_TOKENS):
+            arguments["pixel_values"] = _image(config, _dtype(model))
     else:
         raise InputError(f"what its input '{main}' looks like is not known", fix=_FIX)
     if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in names:
@@ -78,6 +77,13 @@ def _of_transformers(model: nn.Module, main: str, names: list[str]) -> Call:
         if own is not None and getattr(own, "use_cache", False):
             own.use_cache = False
     return (), arguments
+
+
+def _image(config: Any, dtype: torch.dtype) -> Tensor:
+    inner = getattr(config, "vision_config", config)
+    size = getattr(inner, "image_size", 32)
+    height, width = size if isinstance(size, (tuple, list)) else (size, size)
+    return torch.zeros((_BATCH, getattr(inner, "num_channels", 3), height, width), dtype=dtype)
 
 
 def _ids() -> Tensor:

@@ -77,6 +77,37 @@ def test_vit_gets_images_of_the_size_of_its_config() -> None:
     assert proof("vit", "ViTModel", rules).status == "proved"
 
 
+def test_two_towers_get_both_of_their_inputs() -> None:
+    small = {**SIZES, "projection_dim": 32, "image_size": 32, "patch_size": 16}
+    config = transformers.CLIPConfig(text_config=small, vision_config=small, projection_dim=32)
+    with torch.device("meta"):
+        model: nn.Module = transformers.CLIPModel._from_config(config)
+    rules = {
+        "**.self_attn.{q,k,v}_proj.weight": COL,
+        "**.self_attn.out_proj.weight": ROW,
+        "**.mlp.fc1.weight": COL,
+        "**.mlp.fc2.weight": ROW,
+    }
+    plan = ShardingPlan(rules, default="replicate")
+    assert prove(hpx.run(model, plan, "tp=4"), model, seconds=60.0).status == "proved"
+
+
+def test_a_bias_of_positions_that_a_cut_layer_gets_whole_is_found() -> None:
+    rules = {
+        "encoder.block.1.layer.0.SelfAttention.{q,k,v}.weight": COL,
+        "encoder.block.1.layer.0.SelfAttention.o.weight": ROW,
+    }
+    config = transformers.T5Config(
+        d_model=64, d_kv=8, d_ff=128, num_layers=2, num_heads=8, vocab_size=128
+    )
+    with torch.device("meta"):
+        model: nn.Module = transformers.T5Model._from_config(config)
+    found = prove(hpx.run(model, ShardingPlan(rules, default="replicate"), "tp=4"), model)
+    (problem,) = found.problems
+    assert "in encoder.block.1.layer.0.SelfAttention: " in problem.text
+    assert "transformers/" in problem.text
+
+
 def test_attention_beside_experts_is_proved() -> None:
     rules = {k: v for k, v in LLAMA.items() if "self_attn" in k}
     found = proof("mixtral", "MixtralForCausalLM", rules, num_local_experts=4)
