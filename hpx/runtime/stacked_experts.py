@@ -234,6 +234,10 @@ class _Keyed(StackedExperts):
         return [(name, self._usable(name)) for name in self._hpx.order]
 
 
+def _no_forward(self: StackedExperts, *_: object, **__: object) -> NoReturn:
+    raise NotImplementedError(f"{type(self).__name__} has no forward: its experts run one by one")
+
+
 _LISTS: Final = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 _MADE: Final[dict[type[nn.Module], type[StackedExperts]]] = {}
 
@@ -250,10 +254,13 @@ def _stacked_class(base: type[nn.Module]) -> type[StackedExperts]:
     kinds: list[type[nn.Module]] = []
     if issubclass(base, nn.ModuleDict):
         kinds.append(_Keyed)
+    refused = {name: StackedExperts._refuse for name in _CHANGING if hasattr(base, name)}
+    body: dict[str, Any] = {**refused, "__module__": __name__, "__doc__": base.__doc__}
     if base.forward is not nn.Module.forward:
         kinds.append(_Running)
-    refused = {name: StackedExperts._refuse for name in _CHANGING if hasattr(base, name)}
-    body = {**refused, "__module__": __name__, "__doc__": base.__doc__}
+    else:
+        # torch's fully_shard takes a list only if its class has a forward.
+        body["forward"] = _no_forward
     bases = (*(kinds or [StackedExperts]), base)
     made: type[StackedExperts] = type(f"Stacked{base.__name__}", bases, body)
     return made

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import hpx
@@ -106,12 +107,15 @@ def refusals() -> dict[str, str]:
     plain = bundled.tiny_llama()
     hpx.apply(plain, LLAMA, "tp=4")
     note("no data axis", lambda: hpx.fully_shard(plain))
+    stock = bundled.tiny_llama()
+    fully_shard(stock, mesh=hpx.apply(stock, LLAMA, "dp=2,tp=2").meshes.sub("dp"))
+    note("restore after stock", lambda: hpx.restore(stock))
     return said
 
 
 def test_what_would_go_wrong_later_is_refused_at_once(gloo: Pool) -> None:  # M1
     for said in gloo.run(refusals, 4):
-        assert len(said) == 10
+        assert len(said) == 11
         assert said["experts on dp"].startswith("MeshError: experts.weight: the data mesh (dp) of")
         assert "another root" in said["experts on dp"]
         assert "the expert mesh edp=2,ep=2" in said["experts on dp"]
@@ -120,6 +124,29 @@ def test_what_would_go_wrong_later_is_refused_at_once(gloo: Pool) -> None:  # M1
         assert "did you mean layers" in said["another name"]
         assert "already" in said["twice"]
         assert "hpx.state_dict" in said["restore"]
+        assert said["restore after stock"] == said["restore"]
         assert "hpx.apply first" in said["nothing applied"]
         assert "lm_head.weight" in said["tied"]
         assert "dp=2" in said["no data axis"]
+
+
+def stacked_after_fsdp(mesh: str) -> tuple[str, bool]:
+    """The mesh axes of a stacked expert weight under FSDP, and whether the state dict is whole."""
+    model = bundled.tiny_moe()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    plan = hpx.ShardingPlan({"model.layers.*.mlp.experts.*": {"ep": "S(0)"}}, default="replicate")
+    hpx.fully_shard(hpx.apply(model, plan, mesh))
+    weight = model.get_parameter("model.layers.0.mlp.experts.gate_proj")
+    assert isinstance(weight, DTensor)
+    after = hpx.state_dict(model)
+    same = list(after) == list(before) and all(torch.equal(after[k], before[k]) for k in before)
+    return str(weight.device_mesh.mesh_dim_names), same
+
+
+@pytest.mark.parametrize(("mesh", "ranks"), [("dp=2,ep=2", 2), ("dp=4,ep=2", 4)])
+def test_stacked_lists_of_experts_go_on_edp_and_come_back_whole(
+    mesh: str, ranks: int, gloo: Pool
+) -> None:
+    for axes, same in gloo.run(stacked_after_fsdp, ranks, mesh):
+        assert axes == "('edp', 'ep')"
+        assert same
