@@ -46,7 +46,6 @@ class Check:
         params: The parameters with what the plan decides, or what its rules say.
         findings: Why the pipeline refused the plan; empty if it did not.
         run: The run; None where the pipeline refused.
-        differences: Where the derived plan decides otherwise; remarks, no problems.
         proof: What the shape proof found; None where nothing was tried.
     """
 
@@ -55,7 +54,6 @@ class Check:
     params: tuple[Param, ...]
     findings: tuple[HpxError, ...]
     run: Run | None
-    differences: tuple[str, ...] = ()
     proof: Proof | None = None
 
     @property
@@ -92,10 +90,6 @@ class Check:
             blocks += ["", f"problems ({len(self.problems)})", *lines]
         if self.proof is not None and self.proof.unproven:
             blocks += ["", str(self.proof)]
-        if self.differences:
-            count = len(self.differences)
-            blocks += ["", f"other than the derived plan ({count})"]
-            blocks += [f"  info: {line}" for line in self.differences]
         verdict = "fits" if self.ok else "has problems"
         blocks += ["", f"the plan {verdict}: {self._counts()}"]
         return blocks
@@ -122,7 +116,6 @@ class Check:
             "refused": self.run is None,
             "parameters": [param.to_json() for param in params],
             "problems": problems,
-            "differences": list(self.differences),
         }
 
     def matching(self, text: str | None) -> list[Param]:

@@ -1,4 +1,4 @@
-"""The command ``hpx``: run a plan, explain a run, compare runs, list passes, check a plan.
+"""The command ``hpx``: run a plan, explain a run, compare runs, list passes, derive a plan.
 
 Data goes to stdout and everything else to stderr. Nothing heavy is imported before a command needs
 it: torch for reading a model, networkx for an order, rich for a terminal.
@@ -230,12 +230,20 @@ def passes_command(
             raise typer.Exit(clashes[0].exit_code)
 
 
-@app.command("plan", short_help="Check a plan: what each rule decides, and what is wrong.")
+@app.command("plan", short_help="Derive a plan from a model, or check one.")
 def plan_command(
     model: Model,
     mesh: Mesh = None,
     check: Annotated[
         str | None, typer.Option(metavar="FILE", help="The plan to check, a YAML file.")
+    ] = None,
+    from_tp_plan: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|MODEL",
+            help="Translate a plan of module names and styles (JSON or YAML), or the one that a "
+            "transformers model ships, instead of deriving one.",
+        ),
     ] = None,
     pipeline: PipelineText = "@default",
     pattern: Annotated[
@@ -247,50 +255,41 @@ def plan_command(
     ] = False,
     output: Annotated[
         str | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write the table to a file."),
+        typer.Option("--output", "-o", metavar="FILE", help="Write the plan, or the table."),
     ] = None,
+    prove: Annotated[
+        bool,
+        typer.Option(
+            "--prove/--no-prove",
+            help="With --check, run each distinct region on fake tensors with the shapes of one "
+            "rank, where MODEL has code.",
+        ),
+    ] = True,
     json: Json = False,
 ) -> None:
-    """Check a plan: a table of all parameters with their rules, then what is wrong.
+    """Derive a plan: a file with a rule and a reason for every parameter, to edit and run.
 
-    Exits with 1 if there are problems; the table is written all the same.
+    With --check: a table of what a plan decides for all parameters, what is wrong with it, and
+    where it differs from the derived one. Exits with 1 if there are problems; the table is written
+    all the same.
     """
     from hpx.errors import UsageError
+    from hpx.tools import _plan
 
-    if check is None:
-        raise UsageError(
-            "deriving a plan from a model is not there yet",
-            fix="write one and check it with --check plan.yaml",
-        )
+    if check is None and (pattern is not None or every):
+        raise UsageError("--filter and --all are for the table", fix="give --check plan.yaml")
+    if check is not None and from_tp_plan is not None:
+        raise UsageError("--check and --from-tp-plan ask different things", fix="give one of them")
     _check_writable(output)
-    sharding, spec = _request(check, mesh)
-    from hpx.pipeline.textform import as_passes
-
-    passes = as_passes(pipeline)
-    from hpx.tools._progress import Progress
-
-    with Progress(f"reading {model}") as progress:
-        from hpx.graph.sources import open_model
-        from hpx.tools._check import check_plan
-
-        result = check_plan(open_model(model), sharding, spec, passes, progress.step)
-        params = result.matching(pattern)
-    from hpx.tools._tables import Block, emit_report, json_text, plain_report
-
-    table: list[Block] = result.report(params, every=every)
-    if json:
-        table = [json_text(result.to_json(params))]
-    if output is not None:
-        from pathlib import Path
-
-        from hpx._files import write_text
-
-        write_text(Path(output), plain_report(table) + "\n")
-        table = []
-    emit_report([*table, *([] if json else result.verdict())])
-    _wrote(output)
-    if not result.ok:
-        raise typer.Exit(_FOUND)
+    if check is None:
+        _plan.write(model, mesh, from_tp_plan, output, json=json)
+    else:
+        request = _request(check, mesh)
+        passed = _plan.check(
+            model, request, pipeline, pattern, output, every=every, json=json, prove=prove
+        )
+        if not passed:
+            raise typer.Exit(_FOUND)
 
 
 def _request(plan: str, mesh: str | None) -> tuple[ShardingPlan, MeshSpec]:

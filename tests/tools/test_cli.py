@@ -292,11 +292,6 @@ def test_an_unknown_pass_is_an_error_with_the_nearest(run_hpx: Hpx) -> None:
 # plan
 
 
-def test_plan_without_check_says_that_it_is_not_there_yet(run_hpx: Hpx) -> None:
-    line = error_line(run_hpx("plan", MODEL, "--mesh", MESH), 2)
-    assert "deriving a plan from a model is not there yet" in line
-
-
 def test_r6_plan_check_shows_all_parameters_with_their_rules(run_hpx: Hpx, plan: Path) -> None:
     answer = run_hpx("plan", MODEL, "--mesh", MESH, "--check", plan)
     assert answer.code == 0
