@@ -41,7 +41,7 @@ def restore(model: nn.Module, *, fault: Fault | None = None) -> nn.Module:
         HpxError: Nothing was applied to it, or a rank failed; then it is still sharded everywhere.
     """
     applied = _applied(model)
-    if applied.data_parallel:
+    if applied.data_parallel or any(isinstance(m, FSDPModule) for m in model.modules()):
         raise HpxError(
             "fully_shard was called after hpx.apply, and torch cannot take it back",
             fix="use hpx.state_dict(model), and load it into a fresh model",
