@@ -40,7 +40,7 @@ class Known(NamedTuple):
 CHECKS: Final[tuple[tuple[str, str, Question], ...]] = (
     ("pairing", "warning, info", pairing.unpaired),
     ("summed-twice", "warning, info", pairing.summed_twice),
-    ("scales", "error", companions.scales),
+    ("scales", "error, warning", companions.scales),
     ("lora-pairs", "error", companions.lora_pairs),
     ("lost-buffers", "warning, info", unsaved.lost_buffers),
     ("plain-tensors", "warning, info", unsaved.plain_tensors),

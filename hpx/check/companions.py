@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from hpx.check.quantised import scale_of, scales_of, unsure_blocks
 from hpx.check.subject import Subject, Told
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import ModuleNode, TensorNode
@@ -14,11 +15,6 @@ from hpx.projections import output_dim
 
 __all__ = ["lora_pairs", "scales"]
 
-_SCALES: Final = tuple(
-    f"{before}{name}"
-    for before in ("_", "_weight_")
-    for name in ("scale_inv", "scale", "scales", "zero_point", "absmax")
-)
 _FIRST: Final = re.compile(r"lora_(embedding_)?(a|down)", re.IGNORECASE)
 _SECOND: Final = {"a": "b", "A": "B", "down": "up"}
 _BASES: Final = ("base_layer", "base", "linear", "original", "original_layer", "wrapped")
@@ -35,9 +31,10 @@ def scales(subject: Subject) -> Iterator[Told]:
     graph = subject.graph
     for node in graph.parameters():
         layout = node.layout
-        if layout is None or not layout.shards:
+        if layout is None:
             continue
-        for scale in _scales_of(graph, node):
+        for scale in scales_of(graph, node):
+            yield from _unsure(subject, node, scale, layout)
             expected = _as_weight(graph, node, layout, scale)
             found = scale.layout or REPLICATED
             if expected.shards != found.shards:
@@ -58,19 +55,23 @@ def _rule(layout: Layout) -> str:
     return ", ".join(f"{axis}: S({dim})" for axis, dim in layout.shards) or "replicate"
 
 
-def _scales_of(graph: ModuleGraph, weight: TensorNode) -> Iterator[TensorNode]:
-    """The tensors beside a weight that hold scales for it."""
-    owner = graph.module(weight.parent)
-    stem = weight.name.removesuffix("_packed")
-    for suffix in _SCALES:
-        child = owner.children.get(stem + suffix)
-        scale = graph.nodes[child] if child is not None else None
-        if isinstance(scale, TensorNode) and scale.spec.num_elements > 1:
-            yield scale
+def _unsure(
+    subject: Subject, weight: TensorNode, scale: TensorNode, layout: Layout
+) -> Iterator[Told]:
+    """The size of the blocks that a cut relies on, where the shapes leave several."""
+    sizes = subject.mesh.view_of(layout).sizes
+    cuts = {dim: sizes[axis] for axis, dim in layout.shards if sizes[axis] > 1}
+    if not cuts or scale.id != getattr(scale_of(subject.graph, weight), "id", None):
+        return
+    why = unsure_blocks(subject.graph, weight, scale, cuts)
+    if why is not None:
+        yield Told("warning", weight.id, why, "store block_size on its module, or replicate it")
 
 
 def _as_weight(graph: ModuleGraph, weight: TensorNode, layout: Layout, scale: TensorNode) -> Layout:
     """The layout of scales that fits that of their weight."""
+    if not layout.shards:
+        return REPLICATED
     if len(scale.shape) == len(weight.shape):
         kept = tuple((axis, dim) for axis, dim in layout.shards if scale.shape[dim] > 1)
         return Layout(kept)

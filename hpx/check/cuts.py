@@ -110,7 +110,7 @@ class _Cuts:
 
     def _blocks(self, node: TensorNode, cuts: dict[int, int]) -> Finding | None:
         scale = scale_of(self.graph, node)
-        why = block_problem(node, scale, cuts) if scale is not None else None
+        why = block_problem(self.graph, node, scale, cuts) if scale is not None else None
         if why is None:
             return None
         return Finding(node.id, "the cut goes through a quantised block", why)

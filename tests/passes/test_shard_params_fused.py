@@ -218,3 +218,32 @@ def test_the_blocks_of_stacked_experts_are_found_under_their_stacked_name() -> N
     before = graph_of({"experts.up": (4, 512, 256), "experts.up_weight_scale_inv": (4, 4, 2)})
     text = refused(before, cutting({"tp": "S(1)"}, "experts.up"), "tp=8")
     assert "dim 1 of size 512 is quantised in 4 blocks of 128" in text
+
+
+@pytest.mark.parametrize("scale", ["scale", "scales", "scale_inv", "absmax", "weight_block_scale"])
+def test_scales_of_other_names_are_found(scale: str) -> None:
+    text = refused(quantised(scale), cutting({"tp": "S(0)"}, "up.weight"), "tp=8")
+    assert f"4 blocks of 128 ({scale})" in text
+
+
+def test_a_cut_through_a_block_beside_a_smaller_last_one_is_refused() -> None:
+    before = graph_of({"up.weight": (192, 256), "up.weight_scale_inv": (2, 2)})
+    plan = cutting({"tp": "S(0)"}, "up.weight", "up.weight_scale_inv")
+    text = refused(before, plan, "tp=2")
+    assert "192 is quantised in 2 blocks of 128, the last of 64 (weight_scale_inv)" in text
+    assert "a rank would hold 96; allowed tp 1" in text
+
+
+def test_a_size_of_blocks_that_the_module_stores_is_believed() -> None:
+    before = graph_of(
+        {"up.weight": (192, 256), "up.weight_scale_inv": (2, 2)},
+        attributes={"up": {"block_size": 96}},
+    )
+    plan = cutting({"tp": "S(0)"}, "up.weight", "up.weight_scale_inv")
+    assert set(sharded(before, plan, "tp=2").values()) == {"tp:S(0)"}
+
+
+def test_a_scale_for_each_row_may_be_cut_anywhere_between_rows() -> None:
+    before = graph_of({"up.weight": (12, 8), "up.weight_scale": (12, 1)})
+    plan = cutting({"tp": "S(0)"}, "up.weight", "up.weight_scale")
+    assert set(sharded(before, plan, "tp=4").values()) == {"tp:S(0)"}

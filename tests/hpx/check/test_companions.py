@@ -40,6 +40,28 @@ def test_scales_that_stay_whole_beside_a_cut_weight_are_an_error_with_the_fix() 
     assert problem.hint == "give it {tp: S(0)}"
 
 
+def test_scales_that_are_cut_beside_a_whole_weight_are_an_error() -> None:
+    (problem,) = found = ask(scales, quantised("R", "tp:S(0)"))
+    assert levels(found) == ["error"]
+    assert problem.hint == "give it {replicate}"
+
+
+def unclear(rows: int) -> ModuleGraph:
+    names = {"up.weight": (rows, 256), "up.scales": (2, 1)}
+    layouts = dict.fromkeys(names, "tp:S(0)")
+    return graph_of(names, classes={"up": LINEAR}, layouts=layouts)
+
+
+def test_blocks_that_the_shapes_do_not_tell_are_a_warning() -> None:
+    (problem,) = found = ask(scales, unclear(12))
+    assert levels(found) == ["warning"]
+    assert "12 has 2 scales, which does not tell their blocks" in problem.text
+
+
+def test_blocks_that_the_shapes_tell_are_silent() -> None:
+    assert ask(scales, unclear(16)) == []
+
+
 def test_scales_cut_on_another_dim_are_an_error() -> None:
     assert len(ask(scales, quantised("tp:S(0)", "tp:S(1)"))) == 1
 
