@@ -124,4 +124,5 @@ def _findings(decider: Decider, plan: ShardingPlan) -> Iterator[Finding]:
         yield from head_problems(ctx, attention, decider.tp)
         yield from wide_norms(graph, attention)
         yield from per_head_modules(graph, attention)
-    yield from roles(graph, mesh, plan).findings
+    if graph.has_structure:  # from names alone nothing runs, and an embedding looks like a layer
+        yield from roles(graph, mesh, plan).findings

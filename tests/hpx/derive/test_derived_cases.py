@@ -253,13 +253,20 @@ class LoraLinear(nn.Module):
 def test_r11_adapters_follow_their_layers() -> None:
     model = attending(heads=4, kv=4)
     for layer in model.layers:
-        feed_forward = layer.get_submodule("feed")
-        for name in ("w1", "w2"):
-            base = feed_forward.get_submodule(name)
+        for path in ("feed.w1", "feed.w2", "mixer.q_proj", "mixer.v_proj", "mixer.o_proj"):
+            owner, _, name = path.partition(".")
+            base = layer.get_submodule(path)
             assert isinstance(base, nn.Linear)
-            feed_forward.add_module(name, LoraLinear(base))
-    feed = "layers.1.feed"
+            layer.get_submodule(owner).add_module(name, LoraLinear(base))
+    feed, mixer = "layers.1.feed", "layers.1.mixer"
     wanted = {
+        f"{mixer}.q_proj.base_layer.weight": "tp:S(0)",
+        f"{mixer}.k_proj.weight": "tp:S(0)",
+        f"{mixer}.v_proj.lora_A.default.weight": "R",
+        f"{mixer}.v_proj.lora_B.default.weight": "tp:S(0)",
+        f"{mixer}.o_proj.base_layer.weight": "tp:S(1)",
+        f"{mixer}.o_proj.lora_A.default.weight": "tp:S(1)",
+        f"{mixer}.o_proj.lora_B.default.weight": "R",
         f"{feed}.w1.base_layer.weight": "tp:S(0)",
         f"{feed}.w1.lora_A.default.weight": "R",
         f"{feed}.w1.lora_B.default.weight": "tp:S(0)",
@@ -267,7 +274,7 @@ def test_r11_adapters_follow_their_layers() -> None:
         f"{feed}.w2.lora_A.default.weight": "tp:S(1)",
         f"{feed}.w2.lora_B.default.weight": "R",
     }
-    done = hpx.run(model, hpx.plan(model, "tp=2"), "tp=2")
+    done = hpx.run(model, hpx.plan(model, "tp=2"), "tp=2", "@run")
     assert {name: str(done.by_name[name].layout) for name in wanted} == wanted
 
 
