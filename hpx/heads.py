@@ -88,6 +88,8 @@ class Attention:
         head_dim: Size of one head, or None where nothing tells.
         head_dim_from: What told it.
         config: Head counts of the model's config, a last resort.
+        unnamed: Where no projection has a telling name: whether those that the module counts are
+            cut, are whole, or may be either.
     """
 
     owner: int
@@ -97,6 +99,7 @@ class Attention:
     head_dim: int | None
     head_dim_from: str
     config: Mapping[str, int]
+    unnamed: Literal["cut", "whole", "unclear"]
 
     @property
     def automatic(self) -> tuple[Count, ...]:
@@ -113,12 +116,24 @@ class Attention:
     @property
     def whole(self) -> tuple[Count, ...]:
         """Counts that stay, as the projections that they count stay whole."""
+        if self.unclear:
+            return ()
         return tuple(count for count in self.counts if count not in self.automatic)
+
+    @property
+    def unclear(self) -> tuple[Count, ...]:
+        """Counts of which nothing tells whether what they count is cut: they stay, unless declared.
+
+        The module holds cut matrices and no known projection, and others may be its attention.
+        """
+        return self.counts if not self.projections and self.unnamed == "unclear" else ()
 
     @cached_property
     def q_is_cut(self) -> bool:
         """Whether a rank holds a part of the query heads."""
-        return not self.projections or bool(self.cut("q", "qkv"))
+        if not self.projections:
+            return self.unnamed == "cut"
+        return bool(self.cut("q", "qkv"))
 
     @cached_property
     def kv_is_cut(self) -> bool:
@@ -262,7 +277,41 @@ def _attention(graph: ModuleGraph, owner: int) -> Attention:
         for node, name, value in attributes
         if name in PROTECTED or (name in AMBIGUOUS_WIDTHS and value in widths)
     )
-    return Attention(owner, projections, tuple(counts), kept, head_dim, told_by, config)
+    unnamed: Literal["cut", "whole", "unclear"] = "cut"
+    if not projections:
+        unnamed = _unnamed(graph, owner)
+    return Attention(owner, projections, tuple(counts), kept, head_dim, told_by, config, unnamed)
+
+
+def _unnamed(graph: ModuleGraph, owner: int) -> Literal["cut", "whole", "unclear"]:
+    """Whether the projections of a module are cut, where none of its layers has a telling name.
+
+    They are where no other layer could be meant: every layer is cut, and they are not two of which
+    one widens and the other narrows, as in an mlp.
+    """
+    if any(is_projection(graph, node) for node in graph.parameters(owner)):
+        return "whole"  # in a module of its own; were they cut, this one would not be asked about
+    widths: list[tuple[int, int]] = []
+    narrowed: set[int] = set()
+    whole = False
+    for child in graph.children(owner):
+        weight = layer_weight(graph, child) if isinstance(child, ModuleNode) else child
+        if not isinstance(weight, TensorNode) or len(weight.shape) != 2:
+            continue
+        if weight.kind != "parameter" or "Embedding" in graph.module(weight.parent).spec.cls:
+            continue
+        dim = output_dim(graph, weight)
+        cut = None if weight.layout is None else weight.layout.dim("tp")
+        if cut is None:
+            whole = True
+        elif cut == dim:
+            widths.append((weight.shape[1 - dim], weight.shape[dim]))
+        else:
+            narrowed.add(weight.shape[1 - dim])
+    if not widths:
+        return "cut"
+    is_mlp = any(outputs > inputs and outputs in narrowed for inputs, outputs in widths)
+    return "unclear" if whole or is_mlp else "cut"
 
 
 def _config(graph: ModuleGraph) -> dict[str, int]:

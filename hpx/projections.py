@@ -22,15 +22,16 @@ __all__ = [
 Role: TypeAlias = Literal["q", "k", "v", "qkv", "kv"]
 
 
-_BEFORE: Final = r"(?:w_?|to_|lin_|linear_|c_)?"
+_ATTENTION: Final = r"(?:self_|cross_)?att(?:n|ention)_"
+_BEFORE: Final = rf"(?:{_ATTENTION})?(?:w_?|to_|lin_|linear_|c_)?"
 _AFTER: Final = r"(?:_?(?:proj|lin|linear|layer|net|b_proj|proj_weight))?"
 _NAMES: Final[tuple[tuple[Role, str], ...]] = (
     ("q", f"{_BEFORE}(?:q|query){_AFTER}"),
     ("k", f"{_BEFORE}(?:k|key){_AFTER}"),
     ("v", f"{_BEFORE}(?:v|value){_AFTER}"),
     ("kv", f"{_BEFORE}(?:kv|key_value){_AFTER}"),
-    ("qkv", f"{_BEFORE}(?:qkv|query_key_value){_AFTER}"),
-    ("qkv", "c_attn|att_proj|w_pack|in_proj(?:_weight)?"),
+    ("qkv", rf"(?:\w+_)?{_BEFORE}(?:qkv|query_key_value){_AFTER}"),
+    ("qkv", rf"c_attn|att_proj|w_pack|in_proj(?:_weight)?|{_ATTENTION}in(?:_proj)?"),
 )
 _PATTERNS: Final = tuple((role, re.compile(names, re.IGNORECASE)) for role, names in _NAMES)
 

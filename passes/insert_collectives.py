@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpx.check.findings import grouped
+from hpx.check.head_counts import unclear_counts
 from hpx.errors import ManyErrors
 from hpx.facts import COLLECTIVES, LOCALIZED
 from hpx.graph import ModuleGraph
+from hpx.heads import attentions
 from hpx.pipeline import Pass, PassInfo, register
 from hpx.pipeline.context import PassContext
 from hpx.roles import Role, roles
@@ -31,7 +33,8 @@ class InsertCollectives(Pass):
     6. What the plan declares under ``boundaries:`` comes before what is found.
     7. Refused: a colwise matrix that no rowwise one takes, a rowwise one without a colwise one, an
        embedding cut on its width, a bias that is not cut as its layer, a whole tensor of which it
-       is not known on which side of a sum it stands.
+       is not known on which side of a sum it stands, a head count of which it is not known
+       whether what it counts is cut.
     8. Where tp is not active, nothing is attached. What is attached already stays.
     """
 
@@ -48,7 +51,8 @@ class InsertCollectives(Pass):
             ctx.note("tp is not active: no boundary needs a collective")
             return
         found = roles(graph, ctx.mesh, ctx.plan)
-        findings = grouped(ctx, found.findings)
+        unclear = unclear_counts(graph, ctx.plan, attentions(graph, ctx.mesh))
+        findings = grouped(ctx, [*found.findings, *unclear])
         if findings:
             raise ManyErrors.about("boundaries", findings).located(f"pass {ctx.name}")
         if found.whole:

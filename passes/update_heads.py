@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hpx.check.findings import grouped
-from hpx.check.head_counts import declared_counts, head_problems, rule_of
+from hpx.check.findings import Finding, grouped
+from hpx.check.head_counts import declared_counts, head_problems, rule_of, unclear_counts
 from hpx.check.per_head import (
     counts_above,
     per_head_modules,
@@ -45,7 +45,9 @@ class UpdateHeads(Pass):
        module with none is a warning.
     6. Declared attributes must exist, be positive, divide and stand by something cut; protected
        and automatic names are refused.
-    7. Whole tensors with one value or row a head beside cut heads are pointed out, and so are
+    7. A count of a module with cut layers of which none is known as q, k or v stays and is a
+       warning, unless every layer of the module is cut and they are no mlp; ``heads:`` tells.
+    8. Whole tensors with one value or row a head beside cut heads are pointed out, and so are
        integers of an unknown name that equal the head count.
     """
 
@@ -71,6 +73,7 @@ class UpdateHeads(Pass):
             raise ManyErrors.about("head counts", findings).located(f"pass {ctx.name}")
         edits = _edits(graph, found, declared, size)
         _divide(graph, ctx, edits)
+        _report_unclear(graph, ctx, found)
         _report_uncounted(graph, ctx, found, {node for _, nodes in edits for node in nodes})
         _report_per_head(graph, ctx, found)
 
@@ -100,6 +103,10 @@ def _edits(
             add(node, name, value, value // size, f"{what} / tp {size}")
         for node, name, value, _ in attention.whole:
             add(node, name, value, None, "the projections that it counts are whole on every rank")
+        told = {count[:2] for count in declared}
+        for node, name, value, _ in attention.unclear:
+            if (node, name) not in told:
+                add(node, name, value, None, "whether what it counts is cut is not known")
         for node, name, value in attention.kept:
             add(node, name, value, None, _why_kept(name))
         for node, name, value in counts_above(graph, attention):
@@ -139,6 +146,15 @@ def _divide(graph: ModuleGraph, ctx: PassContext, edits: list[tuple[_Edit, list[
             ctx.set(todo, key, edit.new, why=f"{edit.why}: {edit.old} -> {edit.new}")
 
 
+def _report_unclear(graph: ModuleGraph, ctx: PassContext, found: list[Attention]) -> None:
+    """Counts that stay, though what they count may be cut."""
+    groups: dict[Finding, list[int]] = {}
+    for one in unclear_counts(graph, ctx.plan, found):
+        groups.setdefault(one._replace(node=-1), []).append(one.node)
+    for finding, nodes in groups.items():
+        ctx.problem(f"{finding.what}: {finding.why}", nodes, hint=finding.fix or "")
+
+
 def _report_uncounted(
     graph: ModuleGraph, ctx: PassContext, found: list[Attention], divided: set[int]
 ) -> None:
@@ -154,7 +170,7 @@ def _report_uncounted(
                 f", {attention.num_kv_heads} kv heads" if attention.num_kv_heads else ""
             )
             derived.setdefault(text, []).append(attention.owner)
-        elif not attention.automatic and not nodes & divided:
+        elif not attention.automatic and not attention.unclear and not nodes & divided:
             unknown.append(attention.owner)
         if attention.cut("q") and not attention.kv_is_cut:
             one_kv_head.append(attention.owner)

@@ -135,6 +135,10 @@ IN_PASSES: Final = (
         "Integers under heads: exist, count something that is cut, and divide.",
     ),
     Known(
+        *("unclear-heads", "warning", "update-heads", "hpx.check.head_counts:unclear_counts"),
+        "Of every head count beside cut layers it is known whether what it counts is cut.",
+    ),
+    Known(
         *("head-norms", "error", "update-heads", "hpx.check.per_head:wide_norms"),
         "No norm over all heads of q or k stands beside cut heads.",
     ),

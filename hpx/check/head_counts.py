@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from hpx.check.findings import Finding
@@ -12,12 +12,12 @@ from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import ModuleNode, TensorNode
 from hpx.heads import PROTECTED, Attention, Count
 from hpx.mesh import divisors
-from hpx.plan import Heads, Pattern, Rule
+from hpx.plan import Heads, Pattern, Rule, ShardingPlan
 
 if TYPE_CHECKING:
     from hpx.pipeline.context import PassContext
 
-__all__ = ["declared_counts", "head_problems", "rule_of"]
+__all__ = ["declared_counts", "head_problems", "rule_of", "unclear_counts"]
 
 _WHOLE_Q_K_V_O: Final = "keep q, k, v and o of this module whole (replicate)"
 
@@ -93,6 +93,28 @@ def _cut_apart(ctx: PassContext, attention: Attention) -> Finding | None:
     )
 
 
+def unclear_counts(
+    graph: ModuleGraph, plan: ShardingPlan, found: Iterable[Attention]
+) -> Iterator[Finding]:
+    """Counts of heads of which neither layers nor plan tell whether what they count is cut."""
+    entries = [(Pattern.parse(entry.pattern), entry.names) for entry in plan.heads]
+    for attention in found:
+        for node, name, _, _ in attention.unclear:
+            told = any(
+                (not names or name in names) and pattern.matches(path)
+                for pattern, names in entries
+                for path in graph.names(node)
+            )
+            if not told:
+                yield Finding(
+                    node,
+                    f"{name} counts heads, and it is unknown whether what it counts is cut",
+                    "layers of its module are cut, and none is known as q, k or v",
+                    f"declare it under heads: in the plan, as [{name}] if q is cut, as [] if it"
+                    " is whole",
+                )
+
+
 # -- declared attributes -----------------------------------------------------------------------
 
 
@@ -116,6 +138,13 @@ def declared_counts(
             hint = f"did you mean {', '.join(near)}?" if near else None
             what = f"{entry.where}: heads '{entry.pattern}' matches no module"
             problems.append(ctx.error(what, fix=hint))
+        if not entry.names:
+            ids = {module.id for module in modules}
+            for name in sorted({name for node, name in automatic if node in ids}):
+                owners = [node for node, other in automatic if node in ids and other == name]
+                what = f"{entry.where}: says that its counts stay, and '{name}' counts cut heads"
+                fix = "take it out of heads:, or keep q, k, v and o whole"
+                problems.append(ctx.error(what, node=sorted(owners), fix=fix))
         for module in modules:
             for name in entry.names:
                 error = _wrong(graph, ctx, module, name, entry, size, automatic)

@@ -214,12 +214,12 @@ class Heads:
 
     Attributes:
         pattern: The modules.
-        names: The attributes.
+        names: The attributes; none says that the counts of these modules stay.
         file: The plan file, if any.
         line: The line there, from 1.
 
     Raises:
-        PlanError: The pattern is malformed, or there are no names.
+        PlanError: The pattern is malformed, or a name comes twice.
     """
 
     pattern: str
@@ -231,9 +231,9 @@ class Heads:
         with at(self.where):
             Pattern.parse(self.pattern)
             names = as_texts(self.names, "the attribute names")
-            if not names or len(set(names)) < len(names):
+            if len(set(names)) < len(names):
                 raise PlanError(
-                    "it names no attribute" if not names else "it names an attribute twice",
+                    "it names an attribute twice",
                     fix="write a list such as [num_heads, num_key_value_heads]",
                 )
 

@@ -10,10 +10,12 @@ from hpx.testing import graph_of
     ("role", "names"),
     [
         ("q", "q q_proj wq Wq w_q query to_q q_lin linear_q query_layer q_b_proj q_net c_q"),
-        ("k", "k k_proj wk key to_k key_proj k_lin k_proj_weight"),
-        ("v", "v v_proj wv value to_v value_proj v_proj_weight"),
+        ("q", "attn_q attention_query"),
+        ("k", "k k_proj wk key to_k key_proj k_lin k_proj_weight attn_k"),
+        ("v", "v v_proj wv value to_v value_proj v_proj_weight cross_attn_v"),
         ("kv", "kv kv_proj kv_b_proj to_kv wkv key_value"),
         ("qkv", "qkv qkv_proj Wqkv to_qkv query_key_value c_attn in_proj in_proj_weight W_pack"),
+        ("qkv", "attn_qkv attn_Wqkv self_attn_qkv_proj mixed_qkv attn_in attention_in_proj"),
     ],
 )
 def test_usual_names_have_their_role(role: str, names: str) -> None:
@@ -23,7 +25,8 @@ def test_usual_names_have_their_role(role: str, names: str) -> None:
 
 
 OTHERS = """o_proj out_proj fc1 gate_proj up_proj q_a_proj kv_a_proj_with_mqa q_norm k_layernorm
-lm_head value_head keys w1 c_proj qk_norm"""
+lm_head value_head keys w1 c_proj qk_norm attn_out
+attn_o attn_norm attn_gate fused_qkv_a_proj_with_mqa attn_proj"""
 
 
 @pytest.mark.parametrize("name", OTHERS.split())

@@ -154,7 +154,7 @@ def test_a_packed_entry_that_cannot_be_is_an_error(value: str, message: str) -> 
     assert message in text
 
 
-@pytest.mark.parametrize("value", ["n", "[]", "[n, n]", "[[n]]"])
+@pytest.mark.parametrize("value", ["n", "[n, n]", "[[n]]"])
 def test_heads_that_are_no_list_of_names_are_an_error(value: str) -> None:
     assert message_of(f'heads:\n  "a": {value}\n').startswith("plan.yaml:2: ")
 
