@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from hpx.check.findings import Finding
+from hpx.check.fused_heads import fused_heads, layers_beside, stands_apart
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import ModuleNode, TensorNode
 from hpx.heads import HEAD_DIMS, KV_COUNTS, Q_COUNTS
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["fused_problem", "packed_dims", "packed_problem"]
 
 _NAMES: Final = re.compile(
-    r"""\w*qkv\w* | in_proj\w* | kv_a_proj\w* | \w*gate_up\w* | \w*up_gate\w* | gate_and_up\w*
+    r"""\w*(?:qkv|kqv|q_k_v|k_q_v|q_kv)\w* | wkv | k_?v | v_?k | \w+_(?:kv|k_v)
+    | in_proj\w* | kv_a_proj\w* | \w*gate_up\w* | \w*up_gate\w* | gate_and_up\w*
     | w_?13 | w1_?w3 | w_?12 | w1_?w2 | fused_\w+ | \w+_fused | x_proj""",
     re.IGNORECASE | re.VERBOSE,
 )
@@ -59,7 +61,8 @@ def fused_problem(
     if dims:
         dim, why = dims[0], "would be silently wrong"
     else:
-        partner = _wider_than_partner(graph, node, cuts, decisions)
+        partner = fused_heads(graph, node, cuts, decisions)
+        partner = partner or _wider_than_partner(graph, node, cuts, decisions)
         if partner is None:
             return None
         dim, why = partner[0], f"would be silently wrong: {partner[1]}"
@@ -123,7 +126,7 @@ def _is_triple(graph: ModuleGraph, node: TensorNode, owner: ModuleNode) -> bool:
     if len(node.shape) != 2 or node.name != "weight" or owner.parent < 0:
         return False
     dim = output_dim(graph, node)
-    if node.shape[dim] != 3 * node.shape[1 - dim]:
+    if node.shape[dim] != 3 * node.shape[1 - dim] or stands_apart(graph, node):
         return False
     known = {*Q_COUNTS, *KV_COUNTS, *HEAD_DIMS}
     return any(name in known for name, _ in graph.module(owner.parent).spec.attributes)
@@ -141,8 +144,7 @@ def _wider_than_partner(
     leaf = node.name == "weight"
     if len(node.shape) not in (2, 3) or is_projection_name(owner.name if leaf else node.name):
         return None
-    place = graph.module(owner.parent) if leaf and owner.parent >= 0 else owner
-    for other in _matrices(graph, place, leaf=leaf):
+    for other in _matrices(graph, node, leaf=leaf):
         decision = decisions.get(other.id)
         if decision is None or other.id == node.id or len(other.shape) != len(node.shape):
             continue
@@ -164,16 +166,16 @@ def _ways(graph: ModuleGraph, node: TensorNode, other: TensorNode) -> list[tuple
     return [(output_dim(graph, node), 1 - output_dim(graph, other))]
 
 
-def _matrices(graph: ModuleGraph, place: ModuleNode, *, leaf: bool) -> Iterator[TensorNode]:
-    """The weights of the layers in a module, or the parameters that it owns itself."""
-    for child in graph.children(place.id):
-        if isinstance(child, TensorNode) and not leaf:
+def _matrices(graph: ModuleGraph, node: TensorNode, *, leaf: bool) -> Iterator[TensorNode]:
+    """The weights of the layers beside a layer's, or the parameters beside a bare parameter."""
+    if leaf and len(node.shape) == 2:
+        for layer in layers_beside(graph, node)[1]:
+            if not is_projection_name(layer.name):
+                yield layer.node
+        return
+    for child in graph.children(node.parent):
+        if isinstance(child, TensorNode):
             yield child
-        elif isinstance(child, ModuleNode) and leaf:
-            weight = child.children.get("weight")
-            node = graph.nodes[weight] if weight is not None else None
-            if isinstance(node, TensorNode) and not is_projection_name(child.name):
-                yield node
 
 
 def packed_problem(packed: Packed, shape: tuple[int, ...], cuts: dict[int, int]) -> str | None:

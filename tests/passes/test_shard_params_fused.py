@@ -137,6 +137,95 @@ def test_the_blocks_of_a_fused_expert_weight_are_fused_too() -> None:
     assert "looks like a fused projection" in refused(before, plan)
 
 
+# -- told from head counts ---------------------------------------------------------------------
+
+GROUPED = {"num_heads": 8, "num_key_value_heads": 2, "head_dim": 4}
+
+
+def attention(counts: dict[str, int], **shapes: tuple[int, int]) -> ModuleGraph:
+    return graph_of(
+        {f"attn.{name}.weight": shape for name, shape in shapes.items()},
+        attributes={"attn": counts},
+    )
+
+
+def columns(*names: str, o: bool = True) -> ShardingPlan:
+    rules = {f"attn.{name}.weight": {"tp": "S(0)"} for name in names}
+    return ShardingPlan(
+        {**rules, **({"attn.o.weight": {"tp": "S(1)"}} if o else {})}, default="replicate"
+    )
+
+
+@pytest.mark.parametrize("o", [True, False])
+@pytest.mark.parametrize("name", ["mixer", "proj_in", "c_in", "in_linear"])
+def test_the_rows_of_q_k_and_v_in_one_matrix_are_refused_whatever_its_name(
+    name: str, o: bool
+) -> None:
+    before = attention(GROUPED, **{name: (48, 32), "o": (32, 32)})
+    text = refused(before, columns(name, o=o))
+    assert "rows 48 = (8 + 2*2) * 4: looks like q, k and v in one" in text
+
+
+@pytest.mark.parametrize("name", ["kqv", "q_k_v", "Wkqv", "to_q_kv", "k_v", "vk", "context_kv"])
+def test_more_names_of_fused_projections_are_known(name: str) -> None:
+    before = graph_of({f"attn.{name}.weight": (40, 32)})
+    assert "looks like a fused projection" in refused(before, columns(name, o=False))
+
+
+def test_groups_that_no_count_tells_are_tried() -> None:
+    before = attention({"num_heads": 8, "head_dim": 4}, mixer=(48, 32), o=(32, 32))
+    assert "rows 48 = (8 + 2*2) * 4" in refused(before, columns("mixer"))
+
+
+def test_k_and_v_in_one_beside_q_are_refused() -> None:
+    counts = {"num_heads": 8, "num_key_value_heads": 4, "head_dim": 4}
+    before = attention(counts, q=(32, 32), context=(32, 32), o=(32, 32))
+    text = refused(before, columns("q", "context"))
+    assert "attn.context.weight" in text
+    assert "rows 32 = 2 * 4 * 4: looks like k and v in one" in text
+
+
+def test_more_rows_than_the_next_matrix_takes_are_refused_beside_head_counts() -> None:
+    before = attention({"num_heads": 16}, mixer=(136, 64), o=(64, 64))
+    assert "it gives 136, and o beside it takes 64" in refused(before, columns("mixer"))
+
+
+@pytest.mark.parametrize("names", [("q_proj", "k_proj", "v_proj"), ("a", "b", "c")])
+def test_separate_projections_three_times_as_wide_as_the_model_are_cut(
+    names: tuple[str, str, str],
+) -> None:
+    counts = {"num_heads": 12, "head_dim": 8}
+    before = attention(counts, **dict.fromkeys(names, (96, 32)), o=(32, 96))
+    assert sharded(before, columns(*names))[f"attn.{names[0]}.weight"] == "tp:S(0)"
+
+
+def test_separate_projections_of_other_names_with_fewer_keys_are_cut() -> None:
+    shapes = {"proj_q": (32, 32), "proj_k": (16, 32), "proj_v": (16, 32), "o": (32, 32)}
+    counts = {"num_heads": 8, "num_key_value_heads": 4, "head_dim": 4}
+    before = attention(counts, **shapes)
+    assert sharded(before, columns("proj_q", "proj_k", "proj_v"))["attn.o.weight"] == "tp:S(1)"
+
+
+def test_an_mlp_in_a_module_that_counts_heads_is_no_fused_projection() -> None:
+    shapes = {"fc1.weight": (48, 32), "fc2.weight": (32, 48), "attn.q.weight": (32, 32)}
+    before = graph_of(
+        {f"attn.{name}": shape for name, shape in shapes.items()}, attributes={"attn": GROUPED}
+    )
+    plan = ShardingPlan(
+        {"attn.fc1.weight": {"tp": "S(0)"}, "attn.fc2.weight": {"tp": "S(1)"}}, default="replicate"
+    )
+    assert sharded(before, plan)["attn.fc1.weight"] == "tp:S(0)"
+
+
+@pytest.mark.parametrize("inner", ["base_layer", "linear"])
+def test_a_gated_mlp_is_seen_through_what_wraps_its_layers(inner: str) -> None:
+    before = graph_of({f"mlp.fc1.{inner}.weight": (128, 32), f"mlp.fc2.{inner}.weight": (32, 64)})
+    rules = {f"mlp.fc1.{inner}.weight": {"tp": "S(0)"}, f"mlp.fc2.{inner}.weight": {"tp": "S(1)"}}
+    assert f"it gives 128, and mlp.fc2.{inner}.weight takes 64" in refused(
+        before, ShardingPlan(rules)
+    )
+
+
 # -- declared parts ----------------------------------------------------------------------------
 
 ONE_AFTER_THE_OTHER = {"qkv.weight": {"dim": 0, "parts": {"q": 16, "k": 4, "v": 4}}}
