@@ -18,13 +18,16 @@ from hpx.layout import Layout, local_shape
 from hpx.lineage import describe
 from hpx.mesh import MeshSpec
 from hpx.params import Param
-from hpx.pipeline.context import Problem
+from hpx.passes.shard_params import ShardParams
+from hpx.pipeline.context import PassContext, Problem
 from hpx.pipeline.info import Pass
 from hpx.pipeline.manager import PassManager, Progress
 from hpx.pipeline.request import Request
-from hpx.plan import Pattern, Rule, ShardingPlan, match_parameters
+from hpx.plan import Pattern, ShardingPlan
 from hpx.prove import Proof, prove
+from hpx.provenance import Provenance
 from hpx.run import Run, run
+from hpx.sharding import Decision, decide
 from hpx.tools._folding import fold_params, unfolded
 from hpx.tools._report import layout_table, problem_lines, problem_to_json, uneven_lines
 from hpx.tools._summary import summary_blocks, summary_json
@@ -194,11 +197,15 @@ def _prepared(
 def _said(
     entry: ModuleGraph, graph: ModuleGraph, plan: ShardingPlan, mesh: MeshSpec
 ) -> Iterator[Param]:
-    """The parameters with the layouts of the rules that match them."""
-    result = match_parameters(graph, plan.params)
+    """The parameters with what the plan decides for them, as ``shard-params`` would set it."""
+    ctx = PassContext(graph, Request(plan, mesh), Provenance(), ShardParams(), entry=entry)
+    decisions = decide(graph, ctx).decisions
     for node in graph.parameters():
-        rule = result.rule(node.id) or plan.fallback
-        layout = None if rule is None else _resolved(rule, mesh, node)
+        decision = decisions.get(node.id)
+        rule = None if decision is None else decision.rule
+        layout = None if decision is None else _possible(decision, mesh, node)
+        if layout is not None and _is_idle(layout, mesh):
+            rule = layout = None
         local = node.shape if layout is None else _local(node.shape, layout, mesh)
         names = graph.paths(node.id)
         yield Param(
@@ -221,11 +228,20 @@ def _said(
         )
 
 
-def _resolved(rule: Rule, mesh: MeshSpec, node: TensorNode) -> Layout | None:
-    try:
-        return rule.layout.resolve(mesh, len(node.shape))
-    except LayoutError:
-        return None  # the pipeline's findings say so
+def _possible(decision: Decision, mesh: MeshSpec, node: TensorNode) -> Layout | None:
+    """The layout that was decided; None where the rule's own cannot be, as a finding says."""
+    if decision.rule is not None and decision.follows is None:
+        try:
+            decision.rule.layout.resolve(mesh, len(node.shape))
+        except LayoutError:
+            return None
+    return decision.layout
+
+
+def _is_idle(layout: Layout, mesh: MeshSpec) -> bool:
+    """Whether the mesh on which a parameter lives has one rank, so that it is left as it is."""
+    axis = "ep" if mesh.view_of(layout).name == "expert" else "tp"
+    return mesh.size(axis, 1) == 1
 
 
 def _local(shape: tuple[int, ...], layout: Layout, mesh: MeshSpec) -> tuple[int, ...]:
