@@ -25,6 +25,7 @@ from hpx.runtime.meshes import Meshes
 from hpx.runtime.part import fit
 from hpx.runtime.proof import verify_elements
 from hpx.runtime.record import Applied, applied_to, refuse_wrapped, remember
+from hpx.runtime.ties import tell_of_differing_ends
 from hpx.runtime.verify import verify_model
 from hpx.runtime.vote import agree, agree_on_mesh, vote
 
@@ -100,7 +101,7 @@ def apply(
         # What is freed cannot be given back: every rank first makes sure that it can build.
         _, error = _attempt(lambda: check_sources(made, sources))
         vote(error, meshes)
-    built, error = _attempt(lambda: build(made, sources, meshes, donate=donate))
+    built, error = _attempt(lambda: _build(made, sources, meshes, donate=donate))
     journal = Journal(fault)
     try:
         vote(error, meshes)
@@ -118,6 +119,11 @@ def apply(
     journal.commit()
     remember(model)
     return applied
+
+
+def _build(run: Run, sources: Sources, meshes: Meshes, *, donate: bool) -> Built:
+    tell_of_differing_ends(run, sources)
+    return build(run, sources, meshes, donate=donate)
 
 
 def _attempt(step: Callable[[], T]) -> tuple[T | None, BaseException | None]:

@@ -6,18 +6,38 @@ one of them again; where somebody else broke the tie, the next forward refuses.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from hpx.errors import HpxError
 from hpx.run import Run
 from hpx.runtime.journal import Journal
+from hpx.runtime.materialize import Sources
 from hpx.runtime.record import applied_to
 
-__all__ = ["guard_ties", "to_empty"]
+__all__ = ["guard_ties", "tell_of_differing_ends", "to_empty"]
+
+_LOG = logging.getLogger("hpx")
+
+
+def tell_of_differing_ends(run: Run, sources: Sources) -> None:
+    """Warn of names that are declared tied, are two parameters until now, and differ in value."""
+    for event in run.events:
+        if event.kind != "alias" or not isinstance(event.old, int):
+            continue
+        kept, gone = sources.parameter(event.nodes[0]), sources.parameter(event.old)
+        plain = not (kept.is_meta or isinstance(kept.data, DTensor))
+        if plain and not torch.equal(kept, gone) and dist.get_rank() == 0:
+            names = run.entry.path(event.nodes[0]), run.entry.path(event.old)
+            _LOG.warning(
+                "%s and %s are declared tied and differ: the values of %s stay", *names, names[0]
+            )
 
 
 def to_empty(

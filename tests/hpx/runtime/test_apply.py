@@ -342,3 +342,20 @@ def test_a_compiled_model_is_applied_to_and_comes_back() -> None:
     hpx.restore(model)
     assert list(model.state_dict()) == names
     assert not isinstance(model.get_parameter("_orig_mod.0.weight"), DTensor)
+
+
+def test_names_declared_tied_with_different_values_are_told(
+    fake_group: FakeGroup, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake_group(0, 2)
+    model = tiny_llama()
+    plan = hpx.ShardingPlan(
+        {"**.embed_tokens.weight": {"tp": "S(0)"}},
+        tied=[("model.embed_tokens.weight", "lm_head.weight")],
+        default="replicate",
+    )
+    hpx.apply(model, plan, "tp=2")
+    assert [record.getMessage() for record in caplog.records if record.name == "hpx"] == [
+        "model.embed_tokens.weight and lm_head.weight are declared tied and differ:"
+        " the values of model.embed_tokens.weight stay"
+    ]
