@@ -10,6 +10,7 @@ from hpx.check.findings import Finding, grouped
 from hpx.check.head_counts import declared_counts, head_problems, rule_of, unclear_counts
 from hpx.check.per_head import (
     counts_above,
+    counts_near,
     per_head_modules,
     per_head_tensors,
     uncounted_integers,
@@ -163,13 +164,22 @@ def _report_uncounted(
     unknown: list[int] = []
     one_kv_head: list[int] = []
     equal: dict[tuple[str, int], list[int]] = {}
+    near: dict[tuple[str, int], list[int]] = {}
     for attention in found:
         nodes = {attention.owner, *(child.id for child in graph.children(attention.owner))}
         if not attention.automatic and attention.head_dim:
             text = f"{attention.num_heads} query heads" + (
                 f", {attention.num_kv_heads} kv heads" if attention.num_kv_heads else ""
             )
-            derived.setdefault(text, []).append(attention.owner)
+            elsewhere = [
+                (node, name, value)
+                for node, name, value in counts_near(graph, attention)
+                if f"attributes.{name}" not in graph.nodes[node].props
+            ]
+            for node, name, value in elsewhere:
+                near.setdefault((name, value), []).append(node)
+            stored = "a count is stored elsewhere" if elsewhere else "no count is stored"
+            derived.setdefault(f"{text}; {stored}", []).append(attention.owner)
         elif not attention.automatic and not attention.unclear and not nodes & divided:
             unknown.append(attention.owner)
         if attention.cut("q") and not attention.kv_is_cut:
@@ -177,7 +187,13 @@ def _report_uncounted(
         for node, name, value in uncounted_integers(graph, attention):
             equal.setdefault((name, value), []).append(node)
     for text, owners in derived.items():
-        ctx.skip(owners, why=f"derived from shape: {text}; no count is stored, views follow")
+        ctx.skip(owners, why=f"derived from shape: {text}, views follow")
+    for (name, value), nodes_of in near.items():
+        ctx.problem(
+            f"q is sharded on heads, and {name} = {value} near its module was not rewritten",
+            nodes_of,
+            hint=f"if its heads are counted by it, declare it under heads: in the plan: {name}",
+        )
     for (name, value), nodes_of in equal.items():
         ctx.problem(
             f"{name} = {value} equals the head count of its module, and is not divided",

@@ -14,6 +14,7 @@ from hpx.heads import KV_COUNTS, PROTECTED, Q_COUNTS, Attention
 __all__ = [
     "PerHead",
     "counts_above",
+    "counts_near",
     "is_norm",
     "per_head_modules",
     "per_head_tensors",
@@ -97,6 +98,23 @@ def counts_above(graph: ModuleGraph, attention: Attention) -> Iterator[tuple[int
             if name in (*Q_COUNTS, *KV_COUNTS) and value in _cut_counts(attention):
                 yield module.id, name, value
         above = module.parent
+
+
+def counts_near(graph: ModuleGraph, attention: Attention) -> Iterator[tuple[int, str, int]]:
+    """(module, name, value) of head counts where they are not looked for, yet near.
+
+    On the module around the attention module, and on modules two or more below it.
+    """
+    parent = graph.nodes[attention.owner].parent
+    near = {attention.owner, *(child.id for child in graph.children(attention.owner))}
+    for node, name, value in counts_above(graph, attention):
+        if node == parent:
+            yield node, name, value
+    for module in graph.walk(attention.owner):
+        if isinstance(module, ModuleNode) and module.id not in near:
+            for name, value in module.spec.attributes:
+                if name in (*Q_COUNTS, *KV_COUNTS) and value in _cut_counts(attention):
+                    yield module.id, name, value
 
 
 def _cut_counts(attention: Attention) -> list[int]:

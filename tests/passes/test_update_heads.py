@@ -505,6 +505,27 @@ def test_an_integer_whose_name_tells_that_it_counts_something_else_is_not(name: 
     assert update(attention(integers={"head_dim": 4, name: 8})).problems == ()
 
 
+def nested(counts: dict[str, dict[str, int]]) -> ModuleGraph:
+    shapes = {f"layer.attn.{name}.weight": (32, 32) for name in ("q_proj", "k_proj", "v_proj")}
+    return graph_of(
+        {**shapes, "layer.attn.core.inner.scale": (3,)},
+        attributes={"layer.attn": {"head_dim": 4}, **counts},
+        layouts=dict.fromkeys(shapes, "tp:S(0)"),
+    )
+
+
+@pytest.mark.parametrize("where", ["layer", "layer.attn.core.inner"])
+def test_a_count_on_a_module_near_the_attention_is_a_warning(where: str) -> None:
+    outcome = update(nested({where: {"num_heads": 8}}))
+    (problem,) = outcome.problems
+    assert problem.level == "warning"
+    assert problem.text == (
+        "q is sharded on heads, and num_heads = 8 near its module was not rewritten"
+    )
+    assert [outcome.graph.path(node) for node in problem.nodes] == [where]
+    assert not any("no count is stored" in line for line in skipped(outcome))
+
+
 # -- applied again -----------------------------------------------------------------------------
 
 
