@@ -7,11 +7,13 @@
 5. A tied group has one requires_grad: two that share memory and differ in it are refused.
 6. A module may lack the newer of torch's tables of hooks; one without parameters, buffers and
    modules of its own was never initialised and is refused.
+7. Head counts that a class has for all its modules, and numpy's integers, count as integers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import inspect
+from collections.abc import Collection, Iterator
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
@@ -26,6 +28,7 @@ from hpx.graph.hints import hints_of
 from hpx.graph.nodes import ModuleSpec, TensorKind, TensorSpec
 from hpx.graph.storage import Storages
 from hpx.graph.traits import computed_names, placed_as, unwrapped, wrapped_child
+from hpx.heads import KV_COUNTS, Q_COUNTS
 
 __all__ = ["graph_from_module"]
 
@@ -79,8 +82,17 @@ class _Form:
         self.specs: Final[dict[tuple[object, ...], ModuleSpec]] = {}
 
 
+def _of_class(cls: type, fields: dict[str, Any]) -> Iterator[tuple[str, int]]:
+    """Head counts that the class has for all its modules; a module's own come first."""
+    for name in (*Q_COUNTS, *KV_COUNTS):
+        if name not in fields:
+            value = inspect.getattr_static(cls, name, None)
+            if type(value) is int:
+                yield name, value
+
+
 def _kind_of(cls: type) -> int:
-    if cls is int:
+    if cls is int or (cls.__module__ == "numpy" and cls.__name__.startswith(("int", "uint"))):
         return _INT
     return _TENSOR if issubclass(cls, torch.Tensor) else _OTHER
 
@@ -215,7 +227,8 @@ class _Importer:
         found = form.specs.get(values)
         if found is None:
             cls, container = self.class_name(type(module))
-            attributes = tuple(zip(form.integers, values[1:], strict=True))
+            own = zip(form.integers, map(int, values[1:]), strict=True)
+            attributes = (*own, *_of_class(type(module), fields))
             found = form.specs[values] = ModuleSpec(cls, container, attributes)
         return found
 
@@ -228,7 +241,10 @@ class _Importer:
         return ModuleSpec(
             cls,
             container,
-            tuple((name, fields[name]) for name in integers),
+            (
+                *((name, int(fields[name])) for name in integers),
+                *(_of_class(type(module), fields) if wrapper is None else ()),
+            ),
             (*hooks, "forward") if "forward" in fields else tuple(hooks),
             wrapper,
             computed_names(module),

@@ -76,7 +76,7 @@ class ModuleSpec(NamedTuple):
     container: str | None = None
     """``list``, ``dict`` or ``sequential`` for torch's containers."""
     attributes: tuple[tuple[str, int], ...] = ()
-    """Plain integers (never bools) on the instance, in order."""
+    """Integers (never bools) on the instance, in order; then head counts of its class."""
     hooks: tuple[str, ...] = ()
     """The kinds of hooks present, such as ``forward_pre``; ``forward`` for an instance forward."""
     wrapper: str | None = None

@@ -507,3 +507,22 @@ def test_the_graph_package_loads_without_torch_and_networkx() -> None:
         [sys.executable, "-c", program], check=True, capture_output=True, text=True
     )
     assert answer.stdout.strip() == "set()"
+
+
+def test_a_head_count_of_the_class_and_one_of_numpy_are_integers() -> None:
+    numpy = pytest.importorskip("numpy")
+
+    class Counting(nn.Module):
+        num_heads = 8
+        other = 3
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.num_kv_heads = numpy.int64(4)
+            self.q_proj = nn.Linear(4, 4)
+            self.k_proj = nn.Linear(4, 4)
+
+    found = ModuleGraph.from_module(Counting())
+    attributes = dict(found.module(found.root).spec.attributes)
+    assert attributes == {"num_kv_heads": 4, "num_heads": 8}
+    assert {type(value) for value in attributes.values()} == {int}
