@@ -70,7 +70,9 @@ def fused_problem(
         node.id,
         f"it looks like a fused projection and is cut on dim {dim}",
         f"a plain cut in {cuts[dim]} goes across its parts and {why}",
-        "declare its parts under packed: in the plan, or replicate it",
+        "replicate it, or declare its parts under packed: in the plan if they repeat a multiple of"
+        f" {cuts[dim]} times, as head by head; parts that stand one after the other cannot be cut"
+        " today",
     )
 
 

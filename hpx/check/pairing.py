@@ -11,6 +11,7 @@ from hpx.check.subject import Level, Subject, Told
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import TensorNode
 from hpx.roles import Role, roles
+from hpx.roles.places import of_all_layers
 
 __all__ = ["summed_twice", "unpaired"]
 
@@ -83,7 +84,11 @@ def summed_twice(subject: Subject) -> Iterator[Told]:
             )
     for role in boundaries:
         declared = role.declared
-        inside = [graph.path(row.module) for row in rowwise if _is_in(graph, row, role.module)]
+        inside = [
+            of_all_layers(graph.path(row.module))
+            for row in rowwise
+            if _is_in(graph, row, role.module)
+        ]
         if declared is not None and declared.output == "R" and inside and role.output is None:
             yield Told(
                 "info",

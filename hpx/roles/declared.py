@@ -11,7 +11,7 @@ from hpx.errors import PlanError, did_you_mean
 from hpx.graph.graph import ModuleGraph
 from hpx.plan import Pattern, ShardingPlan
 from hpx.plan.boundary import Boundary
-from hpx.roles.places import Places
+from hpx.roles.places import Places, of_all_layers
 from hpx.roles.types import Cut, Role
 
 __all__ = ["declare", "declared_modules"]
@@ -93,7 +93,8 @@ def _nested(module: int, found: MutableMapping[int, Role], places: Places) -> Fi
         if role.kind != "rowwise" and role.module != module and module in places.above(role.module):
             return Finding(
                 module,
-                f"it is declared a boundary, and '{places.graph.path(role.module)}' inside it is"
+                f"it is declared a boundary, and"
+                f" '{of_all_layers(places.graph.path(role.module))}' inside it is"
                 " one",
                 "an input would be copied into a region twice",
                 "declare one of them none",

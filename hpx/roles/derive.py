@@ -16,7 +16,7 @@ from hpx.projections import is_projection, role_of, role_of_name
 from hpx.regions import regions
 from hpx.roles.declared import declare, declared_modules
 from hpx.roles.flow import Flow, pairs
-from hpx.roles.places import Places
+from hpx.roles.places import Places, of_all_layers
 from hpx.roles.types import Cut, Role, Roles
 
 __all__ = ["Deriver"]
@@ -304,6 +304,7 @@ class Deriver:
 
     def _check_whole(self, region: int, widths: set[int], summed: set[int]) -> None:
         """Whole tensors in a region as wide as the stream may stand before or after the sum."""
+        fix = ""
         for node in self.graph.parameters(region):
             if node.layout is None or node.layout.shards or not node.shape:
                 continue
@@ -320,9 +321,25 @@ class Deriver:
                 "it is whole, inside a region, and as wide as the region's output",
                 "before the region's sum a rank has a part of its gradient, and after it all of it;"
                 " which it is, is not known",
-                f'say so under boundaries: in the plan: "{self.graph.path(region)}": none if it'
-                " stands after the sum, {output: R} if before",
+                fix := fix or self._way_out(region),
             )
+
+    def _way_out(self, region: int) -> str:
+        """What can be said under ``boundaries:`` of whole tensors in a region."""
+        path = of_all_layers(self.graph.path(region))
+        if any(self._between(region)):  # none would be refused
+            return (
+                "replicate the cut layers of the region, or hold them in a module of their own;"
+                f' if it stands between them, declare "{path}": {{output: R}} under boundaries:'
+            )
+        said = f'say so under boundaries: in the plan: "{path}": none'
+        hidden = self._hidden(region)
+        if hidden is not None and hidden.isdisjoint(row.outputs for row in self.rows):
+            return f"{said}, as it stands before the cut layers or after the sum"
+        return (
+            f"{said} if it stands before the cut layers or after the sum, {{output: R}} if between"
+            " them"
+        )
 
     def _beside_base(self, cut: Cut) -> None:
         """Whole matrices of a LoRA layer: they read or give what is cut, or a part of a sum."""
@@ -335,19 +352,41 @@ class Deriver:
 
     def _undo(self, region: int) -> None:
         """A region that the plan says is none: whole tensors in it stand outside the cut part."""
+        for node in self._between(region):
+            self._find(
+                node.id,
+                "it is whole, and may be read between cut layers",
+                f"boundaries: says that '{of_all_layers(self.graph.path(region))}' is no region",
+                "replicate the cut layers, or hold them in a module of their own",
+            )
+        self.whole += [n.id for n in self.graph.parameters(region) if n.props.get("reduce")]
+
+    def _between(self, region: int) -> Iterator[TensorNode]:
+        """Whole tensors of a region that may be read between its cut layers.
+
+        Those that give as much as the stream are not. If all cut layers are pairs of which one
+        takes what the other gives, only what has that width may be.
+        """
+        hidden = self._hidden(region)
         widths = {row.outputs for row in self.rows}
         for node in self.graph.parameters(region):
             if not node.props.get("reduce"):
                 continue
             owner = self.graph.module(node.parent)
-            if not node.shape or node.shape[_output_dim(owner, node)] not in widths:
-                self._find(
-                    node.id,
-                    "it is whole, and may be read between cut layers",
-                    f"boundaries: says that '{self.graph.path(region)}' is no region",
-                    "take the entry out, or replicate the module",
-                )
-            self.whole.append(node.id)
+            if node.shape and node.shape[_output_dim(owner, node)] in widths:
+                continue
+            if hidden is None or node.spec.num_elements == 1 or hidden & set(node.shape):
+                yield node
+
+    def _hidden(self, region: int) -> set[int] | None:
+        """The widths between the cut layers of a region; None if they are not all known pairs."""
+        inside = [cut for cut in self.columns if region in self.places.above(cut.owner)]
+        columns = [(cut, self._role(cut)) for cut in inside]
+        rows = [row for row in self.rows if region in self.places.above(row.owner)]
+        flow = pairs(columns, rows)
+        if any(role is not None or cut.weight not in flow.taken for cut, role in columns):
+            return None
+        return {width for cut in inside for width in (cut.outputs, *_takers(cut, rows))}
 
     def _add(self, role: Role) -> None:
         self.found[role.module] = role
@@ -362,6 +401,11 @@ def _cut_edges(graph: ModuleGraph) -> Iterator[tuple[TensorNode, int, str]]:
         if _tp_dim(node) is not None:
             for owner, name in ((node.parent, node.name), *node.more):
                 yield node, owner, name
+
+
+def _takers(cut: Cut, rows: Sequence[Cut]) -> Iterator[int]:
+    """The widths that rowwise matrices take of what a colwise one gives."""
+    return (row.inputs for row in rows if cut.outputs % row.inputs == 0)
 
 
 def _tp_dim(node: TensorNode) -> int | None:

@@ -12,7 +12,17 @@ from hpx.plan.boundary import Boundary
 from hpx.projections import is_projection, layer_weight, output_dim
 from hpx.roles.types import Cut
 
-__all__ = ["Places"]
+__all__ = ["Places", "of_all_layers"]
+
+
+def of_all_layers(path: str) -> str:
+    """A path with ``*`` for numbers, so that the same of all layers is told once.
+
+    >>> of_all_layers("h.0.mlp")
+    'h.*.mlp'
+    """
+    return ".".join("*" if part.isdigit() else part for part in path.split("."))
+
 
 _HEADS: Final = frozenset(["lm_head", "embed_out", "output_projection"])
 

@@ -92,8 +92,9 @@ def flat(layouts: Mapping[str, str]) -> ModuleGraph:
     )
 
 
-def found(graph: ModuleGraph) -> Roles:
-    return roles(graph, MeshSpec.parse("tp=2"), ShardingPlan({}, default="replicate"))
+def found(graph: ModuleGraph, boundaries: Mapping[str, object] | None = None) -> Roles:
+    plan = ShardingPlan({}, default="replicate", boundaries=boundaries or {})
+    return roles(graph, MeshSpec.parse("tp=2"), plan)
 
 
 @pytest.mark.parametrize(
@@ -112,3 +113,56 @@ def test_in_a_block_that_holds_both_each_matrix_needs_its_own(
     graph = flat(layouts)
     made = [f for f in found(graph).findings if f.what in (NOT_FED, NOT_TAKEN)]
     assert {graph.path(f.node): f.what for f in made} == expected
+
+
+# -- what is said of whole tensors in a region, and whether it can be followed -------------------
+
+MAY_BE = "it is whole, and may be read between cut layers"
+SIDE = "it is whole, inside a region, and as wide as the region's output"
+
+
+def blocks(more: Mapping[str, tuple[int, ...]]) -> ModuleGraph:
+    """Three blocks of which the mlp is cut, with whole tensors that are all read on a rank."""
+    layers = {"qkv.weight": (24, 8), "fc.weight": (32, 8), "proj.weight": (8, 32), **more}
+    shapes = {f"h.{i}.{name}": shape for i in range(3) for name, shape in layers.items()}
+    cut = {"fc.weight": COLWISE, "proj.weight": ROWWISE}
+    graph = graph_of(
+        shapes,
+        classes={name.rpartition(".")[0]: LINEAR for name in shapes},
+        layouts={name: cut.get(name[4:], "R") for name in shapes},
+    )
+    for node in graph.parameters():
+        if graph.path(node.id)[4:] not in cut:
+            props = {**node.props, "reduce": ("tp",)}
+            graph.nodes[node.id] = node._replace(props=props)
+    return graph
+
+
+def test_of_equal_layers_one_thing_is_said_and_it_can_be_followed() -> None:
+    graph = blocks({"norm.weight": (8,)})
+    findings = [f for f in found(graph).findings if f.what == SIDE]
+    assert len(findings) == 3
+    (fix,) = {finding.fix for finding in findings}
+    assert fix == (
+        'say so under boundaries: in the plan: "h.*": none, as it stands before the cut layers'
+        " or after the sum"
+    )
+    declared = found(graph, {"h.*": "none"})
+    assert declared.findings == []
+    names = {graph.path(node) for node in declared.whole}
+    assert names == {f"h.{i}.{name}" for i in range(3) for name in ("norm.weight", "qkv.weight")}
+
+
+@pytest.mark.parametrize("shape", [(32,), (32, 32), (1,)])
+def test_none_is_neither_said_nor_taken_where_a_tensor_may_stand_between(
+    shape: tuple[int, ...],
+) -> None:
+    graph = blocks({"norm.weight": (8,), "between.weight": shape})
+    findings = found(graph).findings
+    (fix,) = {finding.fix for finding in findings if finding.what == SIDE}
+    assert fix is not None
+    assert fix.startswith("replicate the cut layers of the region")
+    refused = [f for f in found(graph, {"h.*": "none"}).findings if f.what == MAY_BE]
+    assert [graph.path(f.node) for f in refused] == [f"h.{i}.between.weight" for i in range(3)]
+    assert len({finding._replace(node=0) for finding in refused}) == 1
+    assert "take the entry out" not in (refused[0].fix or "")
