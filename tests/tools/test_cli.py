@@ -339,7 +339,7 @@ def test_names_that_stacking_replaced_are_pointed_to_with_their_alternatives(
 ) -> None:
     plan.write_text(PLAN.replace("experts.*", "experts.*.{gate,up,down}_proj.weight"))
     answer = run_hpx("run", MODEL, "--mesh", MESH, "--plan", plan)
-    assert "Fix: write 'model.layers.*.mlp.experts.{gate,up,down}_proj'\n" in answer.err
+    assert "Fix: write 'model.layers.*.mlp.experts.{gate,up,down}_proj', or " in answer.err
 
 
 def test_a_refused_plan_as_json_has_every_finding(run_hpx: Hpx, plan: Path) -> None:
