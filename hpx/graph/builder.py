@@ -192,7 +192,7 @@ class GraphBuilder:
             nodes[node_id] = tuple.__new__(ModuleNode, fields)
         for repeat in self._repeats:  # those inside others come first
             _copy_nodes(nodes, repeat)
-        graph = {node_id: node for node_id, node in enumerate(nodes) if node is not None}
+        graph = {node.id: node for node in nodes if node is not None}
         for node_id, edges in more.items():
             graph[node_id] = graph[node_id]._replace(more=edges)
         return ModuleGraph(
@@ -246,21 +246,20 @@ class GraphBuilder:
 def _copy_nodes(nodes: list[Node | None], repeat: _Repeat) -> None:
     """Make the nodes of siblings from those of the first."""
     template = nodes[repeat.first : repeat.first + repeat.size]
+    base = repeat.first
     for root, name in zip(repeat.roots, repeat.names, strict=True):
-        shift = root - repeat.first
-        node_id = root
-        for node in template:
+        # One object a number: 100,000 ids that each stand in three places are worth sharing.
+        ids = list(range(root, root + repeat.size))
+        for node_id, node in zip(ids, template, strict=True):
             assert node is not None
+            parent = repeat.parent if node_id == root else ids[node.parent - base]
+            own = name if node_id == root else node.name
             if isinstance(node, TensorNode):
-                _, kind, parent, own, more, spec, props, lineage = node
-                fields = (node_id, kind, parent + shift, own, more, spec, props, lineage)
+                _, kind, _, _, more, spec, props, lineage = node
+                fields = (node_id, kind, parent, own, more, spec, props, lineage)
                 nodes[node_id] = tuple.__new__(TensorNode, fields)
             else:
-                _, parent, own, more, spec_, children, signature, props = node
-                below = {key: child + shift for key, child in children.items()}
-                where = (node_id, parent + shift, own, more)
+                _, _, _, more, spec_, children, signature, props = node
+                below = {key: ids[child - base] for key, child in children.items()}
+                where = (node_id, parent, own, more)
                 nodes[node_id] = tuple.__new__(ModuleNode, (*where, spec_, below, signature, props))
-            node_id += 1
-        first = nodes[root]
-        assert first is not None
-        nodes[root] = first._replace(parent=repeat.parent, name=name)
