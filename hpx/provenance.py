@@ -172,10 +172,6 @@ def replay(entry: ModuleGraph, events: Iterable[Event]) -> ModuleGraph:
     return graph
 
 
-_FEW: Final = 8
-"""So many questions are answered by looking through the log; more are worth an index."""
-
-
 class Provenance:
     """The events of a run, with an index by node."""
 
@@ -184,7 +180,6 @@ class Provenance:
         self._by_node: dict[int, tuple[int, ...]] = {}
         self._ranges: list[tuple[Sequence[int], int]] = []
         self._indexed = 0
-        self._asked = 0
 
     def __len__(self) -> int:
         return len(self.events)
@@ -200,13 +195,6 @@ class Provenance:
 
     def seqs_of(self, node_id: int) -> list[int]:
         """As `of`, by seq."""
-        self._asked += 1
-        if self._asked <= _FEW and not self._indexed:
-            return [
-                event.seq
-                for event in self.events
-                if any(node_id in nodes for nodes in _named(event))
-            ]
         self._index()
         own = self._by_node.get(node_id, ())
         return sorted({*own, *(seq for nodes, seq in self._ranges if node_id in nodes)})

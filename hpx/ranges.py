@@ -52,15 +52,15 @@ def expand_ids(packed: Sequence[int | list[int]]) -> list[int]:
 
 
 def compact_ids(ids: Iterable[int]) -> Sequence[int]:
-    """Ids in order: a ``range`` if they follow one another, else a tuple.
+    """Ids in order: a ``range`` if they ascend by one step, else a tuple.
 
-    >>> compact_ids([4, 5, 6]), compact_ids([6, 4])
-    (range(4, 7), (6, 4))
+    >>> compact_ids([4, 5, 6]), compact_ids([4, 7, 10]), compact_ids([6, 4])
+    (range(4, 7), range(4, 11, 3), (6, 4))
     """
     items = tuple(ids)
-    if len(items) > 2 and items[-1] - items[0] == len(items) - 1:
-        run = range(items[0], items[-1] + 1)
-        if items == tuple(run):
+    if len(items) > 2 and items[1] > items[0]:
+        run = range(items[0], items[-1] + 1, items[1] - items[0])
+        if len(run) == len(items) and items == tuple(run):
             return run
     return items
 
