@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -251,7 +251,10 @@ def build_parameter(
 
 def attributes_of(tensor: torch.Tensor) -> dict[str, object]:
     """What somebody has set on a parameter, besides torch itself."""
-    return {name: value for name, value in vars(tensor).items() if name not in _OF_TORCH}
+    # Asking a plain parameter for its __dict__ would leave an empty one on each.
+    plain = type(tensor) is nn.Parameter
+    fields: Any = object.__getstate__(tensor) if plain else vars(tensor)
+    return {name: value for name, value in (fields or {}).items() if name not in _OF_TORCH}
 
 
 def give_attributes(parameter: nn.Parameter, attributes: Mapping[str, object]) -> None:

@@ -155,7 +155,8 @@ def refuse_wrapped(model: nn.Module) -> None:
     Raises:
         HpxError: It is; says the order to use.
     """
-    for name, module in model.named_modules():
+    names = _names_of(model)
+    for module, name in names.items():
         if isinstance(module, _WRAPPED):
             kind = "fully_shard" if isinstance(module, FSDPModule) else type(module).__name__
             raise HpxError(
@@ -166,10 +167,28 @@ def refuse_wrapped(model: nn.Module) -> None:
     for root in _ROOTS:
         if applied_to(root) is None:
             continue
-        for outer, inner, which in ((root, model, "contains"), (model, root, "is a part of")):
-            if any(module is inner for module in outer.modules()):
-                raise HpxError(
-                    f"a {type(root).__name__} that {which} this {type(model).__name__} is sharded"
-                    " already",
-                    fix="call hpx.restore on that one first, or apply to the whole model once",
-                )
+        which = "is a part of" if root in names else None
+        if any(module is model for module in root.modules()):
+            which = "contains"
+        if which is not None:
+            raise HpxError(
+                f"a {type(root).__name__} that {which} this {type(model).__name__} is sharded"
+                " already",
+                fix="call hpx.restore on that one first, or apply to the whole model once",
+            )
+
+
+def _names_of(model: nn.Module) -> dict[nn.Module, str]:
+    """Every module with its first name; faster than ``named_modules`` on 60,000 of them."""
+    names: dict[nn.Module, str] = {}
+    todo: list[tuple[str, nn.Module]] = [("", model)]
+    while todo:
+        name, module = todo.pop()
+        if module in names:
+            continue
+        names[module] = name
+        if module._modules:
+            prefix = f"{name}." if name else ""
+            below = [(prefix + key, m) for key, m in module._modules.items() if m is not None]
+            todo += reversed(below)
+    return names
