@@ -74,7 +74,9 @@ def declare(
             found.pop(module, None)
             continue
         inputs = None if entry.inputs is None else {name: str(e) for name, e in entry.inputs}
+        mixed = _mixed(module, entry, columns, rows, places)
         if known is not None:
+            yield from filter(None, (mixed,))
             found[module] = replace(
                 known,
                 declared=entry,
@@ -82,7 +84,7 @@ def declare(
                 output=None if entry.output == "none" else known.output,
             )
             continue
-        problem = _nested(module, found, places)
+        problem = _nested(module, found, places) or mixed
         output, size, unknown = _output(module, entry, found, places, columns, rows)
         yield from filter(None, (problem, unknown))
         found[module] = Role(module, "region", "declared", inputs, output, size, declared=entry)
@@ -98,6 +100,30 @@ def _nested(module: int, found: MutableMapping[int, Role], places: Places) -> Fi
                 " one",
                 "an input would be copied into a region twice",
                 "declare one of them none",
+            )
+    return None
+
+
+def _mixed(
+    module: int,
+    entry: Boundary,
+    columns: Collection[Cut],
+    rows: Collection[Cut],
+    places: Places,
+) -> Finding | None:
+    """A whole matrix beside cut ones: its gradient would be summed over ranks that each have it."""
+    if entry.output != "R":
+        return None
+    cut = {item.weight for item in (*columns, *rows)}
+    for node in places.graph.parameters(module):
+        whole = len(node.shape) == 2 and node.layout is not None and not node.layout.shards
+        if whole and node.id not in cut and node.parent != module:
+            return Finding(
+                module,
+                "it is declared a boundary with a whole output, and holds"
+                f" '{of_all_layers(places.graph.path(node.id))}', whole, beside cut matrices",
+                "each rank has that matrix's gradient in full, and the boundary would sum it",
+                "declare the module around the cut matrices only, or cut this one too",
             )
     return None
 

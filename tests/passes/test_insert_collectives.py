@@ -113,3 +113,17 @@ def test_the_integer_by_which_a_conv1d_views_its_outputs_is_divided() -> None:
         "mlp.c_fc": 8,
         "mlp.c_proj": 8,
     }
+
+
+def test_a_declared_output_over_a_block_with_whole_matrices_is_refused() -> None:
+    graph = graph_of(
+        {"h.0.qkv.weight": (24, 8), "h.0.fc.weight": (32, 8), "h.0.proj.weight": (8, 32)},
+        layouts={
+            "h.0.qkv.weight": "R",
+            "h.0.fc.weight": "tp:S(0)",
+            "h.0.proj.weight": "tp:S(1)",
+        },
+    )
+    plan = ShardingPlan.from_text('params: {}\nboundaries:\n  "h.0": {output: R}\n')
+    with pytest.raises(ManyErrors, match=r"'h\.\*?0?\.?qkv\.weight', whole, beside cut matrices"):
+        check_contract(InsertCollectives(), graph, plan)
