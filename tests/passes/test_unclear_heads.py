@@ -83,7 +83,7 @@ def test_the_plan_tells_that_a_count_is_cut_or_whole(
     before = block(layers, MLP_CUT)
     outcome = assert_pass(UpdateHeads(), before, changes, plan=declaring(names))
     assert outcome.problems == ()
-    boundaries = {"h.*": {"output": "R"}}
+    boundaries = {"h.*": "none"}
     run_pass(InsertCollectives(), outcome.graph, plan=declaring(names, boundaries))
 
 
