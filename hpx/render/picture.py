@@ -16,7 +16,7 @@ from hpx.errors import RenderError, TooLargeError
 
 __all__ = ["PictureFormat", "draw_dot"]
 
-PictureFormat: TypeAlias = Literal["svg", "png"]
+PictureFormat: TypeAlias = Literal["svg", "png", "pdf"]
 
 _CHILD: Final = """\
 import sys
@@ -24,7 +24,7 @@ import pygraphviz
 graph = pygraphviz.AGraph(string=sys.stdin.buffer.read().decode())
 sys.stdout.buffer.write(graph.draw(format=sys.argv[1], prog="dot", args=" ".join(sys.argv[2:])))
 """
-_OPTIONS: Final[dict[PictureFormat, list[str]]] = {"svg": [], "png": ["-Gdpi=110"]}
+_OPTIONS: Final[dict[PictureFormat, list[str]]] = {"svg": [], "pdf": [], "png": ["-Gdpi=110"]}
 _BAR: Final = "install pygraphviz (pip install pygraphviz), or Graphviz; -f dot needs neither"
 
 
@@ -33,7 +33,7 @@ def draw_dot(dot: str, format: PictureFormat, *, timeout: float = 30.0) -> bytes
 
     Args:
         dot: The text.
-        format: ``svg`` or ``png``.
+        format: ``svg``, ``png`` or ``pdf``.
         timeout: Seconds; the child is ended when they are over.
 
     Raises:
