@@ -1,13 +1,13 @@
-"""Draw a model or a run: text, DOT, SVG and PNG, all written from one view model.
+"""Draw a model or a run: text, JSON, HTML, DOT and pictures, all written from one view model.
 
 `view` folds and sorts, `draw` writes one format, `render` writes a file. Nothing here imports
-torch, and only SVG and PNG need Graphviz.
+torch, and only pictures need Graphviz.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from hpx._files import write_bytes
 from hpx.errors import TooLargeError, UsageError
@@ -15,7 +15,7 @@ from hpx.graph.graph import ModuleGraph
 from hpx.render.build import build_view
 from hpx.render.dot import view_to_dot
 from hpx.render.options import Format, Options, format_of
-from hpx.render.picture import draw_dot
+from hpx.render.picture import PictureFormat, draw_dot
 from hpx.render.subject import subject_of
 from hpx.render.text import view_to_text
 from hpx.render.trim import fit, trim
@@ -24,10 +24,22 @@ from hpx.render.viewmodel import View
 if TYPE_CHECKING:
     from hpx.run import Run
 
-__all__ = ["Format", "Options", "View", "draw", "format_of", "graph_to_dot", "render", "view"]
+__all__ = [
+    "Format",
+    "Options",
+    "View",
+    "draw",
+    "format_of",
+    "graph_to_dot",
+    "render",
+    "save",
+    "view",
+]
 
 _PICTURE_DEPTH = 10
 """More levels than this are a strip, however few nodes they have."""
+_MOST_LAID_OUT = 1000
+"""More nodes than this, asked for with ``max_nodes``, are an outline rather than a layout."""
 
 
 def view(target: Run | ModuleGraph, options: Options, *, picture: bool) -> View:
@@ -66,10 +78,36 @@ def draw(target: Run | ModuleGraph, format: Format, options: Options) -> bytes: 
         TooLargeError: The picture took too long, or is too large for its format.
         UsageError: See `view`.
     """
-    made = view(target, options, picture=format != "text")
+    if format == "html":
+        from hpx.render.page import page
+
+        return page(target, options)
+    if format == "json":
+        from hpx.render.json_form import view_to_json
+
+        return view_to_json(target, options)
     if format == "text":
-        text = view_to_text(made, color=options.color, ranges=options.rank is not None)
-        return text.encode()
+        made = view(target, options, picture=False)
+        return view_to_text(made, color=options.color, ranges=options.rank is not None).encode()
+    return _picture(target, format, options)
+
+
+def _picture(
+    target: Run | ModuleGraph, format: PictureFormat | Literal["dot"], options: Options
+) -> bytes:  # noqa: A002 - the word of the command line
+    if options.engine == "builtin":
+        if format != "svg":
+            raise UsageError(
+                f"the built-in outline is svg, not {format}", fix="-f svg, or --engine dot"
+            )
+        from hpx.render.outline import view_to_svg
+
+        return view_to_svg(view(target, options, picture=False)).encode()
+    made = view(target, options, picture=True)
+    if format == "svg" and options.engine == "auto" and made.num_nodes > _MOST_LAID_OUT:
+        from hpx.render.outline import view_to_svg
+
+        return view_to_svg(made).encode()
     dot = view_to_dot(made, direction=options.direction)
     if format == "dot":
         return dot.encode()
@@ -99,12 +137,15 @@ def render(
         HpxError: See `draw`.
     """
     place = Path(path)
-    chosen = format or format_of(place)
-    made = Options(**options)
+    return save(target, place, format or format_of(place), Options(**options))
+
+
+def save(target: Run | ModuleGraph, place: Path, format: Format, options: Options) -> Path:  # noqa: A002 - the word of the command line
+    """`render`, with the options at hand."""
     try:
-        return write_bytes(place, draw(target, chosen, made))
+        return write_bytes(place, draw(target, format, options))
     except TooLargeError as error:
-        kept = write_bytes(place.with_suffix(".dot"), draw(target, "dot", made))
+        kept = write_bytes(place.with_suffix(".dot"), draw(target, "dot", options))
         error.fix = f"{error.fix}; the DOT text is in {kept}"
         raise
 

@@ -15,8 +15,9 @@ from hpx.mesh import MeshSpec
 
 __all__ = ["Box", "Finding", "Item", "Mark", "Row", "Totals", "View"]
 
-Mark: TypeAlias = Literal["", "unset", "conflict", "deviates"]
-"""Why something stands out: no layout, an error of the run, or unlike its siblings."""
+Mark: TypeAlias = Literal["", "unset", "conflict", "deviates", "added", "removed", "changed"]
+"""Why something stands out: no layout, an error of the run, unlike its siblings; or what a
+comparison says of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ class Row:
         experts: How many experts are stacked in it; None for other tensors.
         reduce: Axes over which its gradient is summed besides the data axes.
         mark: Why it stands out.
+        was: Of what a comparison changed: its old values, ``layout tp:S(1)``.
         warned: Whether a warning of the run names it.
     """
 
@@ -67,6 +69,7 @@ class Row:
     experts: int | None = None
     reduce: tuple[str, ...] = ()
     mark: Mark = ""
+    was: str = ""
     warned: bool = False
 
 
@@ -182,6 +185,9 @@ class View:
         fold: What had to be equal to fold.
         depth: The depth that boxes are cut at; None for no cut.
         full_depth: The depth of the deepest box before a cut.
+        color_by: What colours tell: ``layout``, ``pass``, ``dtype`` or ``bytes``.
+        axis: The mesh axis whose cuts alone colours tell.
+        extra: More facts of the header, as pairs of a word and its text.
     """
 
     title: str
@@ -198,6 +204,9 @@ class View:
     fold: str = "layout"
     depth: int | None = None
     full_depth: int = 0
+    color_by: str = "layout"
+    axis: str | None = None
+    extra: tuple[tuple[str, str], ...] = ()
 
     @property
     def has_layouts(self) -> bool:
