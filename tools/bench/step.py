@@ -99,7 +99,7 @@ def with_torch(folder: Path) -> nn.Module:
 def with_transformers(folder: Path) -> nn.Module:
     """The model under the plan that transformers ships for it."""
     from transformers import LlamaForCausalLM
-    from transformers.distributed import DistributedConfig
+    from transformers.distributed.configuration_utils import DistributedConfig
 
     # What from_pretrained does with a distributed_config, save that it would ask for accelerate.
     made, _, meshes = LlamaForCausalLM.prepare_distribute_model(
@@ -132,9 +132,10 @@ def one_rank(folder: Path, rank: int, steps: int) -> None:
     from transformers.utils.logging import disable_progress_bar
 
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
-    store = dist.FileStore(str(folder / "store"), RANKS)
-    disable_progress_bar()
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS
+    )
     torch.set_num_threads(1)
     torch.manual_seed(0)
     ids = torch.randint(4096, (BATCH, LENGTH))
@@ -173,7 +174,7 @@ def compare_steps(steps: int) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         torch.manual_seed(0)
-        disable_progress_bar()
+        disable_progress_bar()  # type: ignore[no-untyped-call]
         LlamaForCausalLM(config()).save_pretrained(folder / "model")
         here = [sys.executable, __file__, "--steps", str(steps), "--folder", name, "--rank"]
         environment = os.environ | {
@@ -196,7 +197,7 @@ class Block(nn.Module):
         self.mlp = nn.Module()
         self.mlp.up_proj = nn.Linear(8, 8, bias=False)
         self.mlp.down_proj = nn.Linear(8, 8, bias=False)
-        self.mlp.forward = lambda x: self.mlp.down_proj(self.mlp.up_proj(x))  # type: ignore[method-assign, operator]
+        self.mlp.forward = lambda x: self.mlp.down_proj(self.mlp.up_proj(x))  # type: ignore[operator]
         self.lm_head = nn.Linear(8, 16, bias=False)
 
     def forward(self, ids: Tensor) -> Tensor:
