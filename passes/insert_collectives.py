@@ -32,9 +32,9 @@ class InsertCollectives(Pass):
     5. Integers by which a colwise layer views its outputs (``nf`` of Conv1D) are divided by tp.
     6. What the plan declares under ``boundaries:`` comes before what is found.
     7. Refused: a colwise matrix that no rowwise one takes, a rowwise one without a colwise one, an
-       embedding cut on its width, a bias that is not cut as its layer, a whole tensor of which it
-       is not known on which side of a sum it stands, a head count of which it is not known
-       whether what it counts is cut.
+       embedding cut on its width (but for one with a column a head, beside cut heads), a bias that
+       is not cut as its layer, a whole tensor of which it is not known on which side of a sum it
+       stands, a head count of which it is not known whether what it counts is cut.
     8. Where tp is not active, nothing is attached. What is attached already stays.
     """
 

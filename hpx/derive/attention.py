@@ -12,7 +12,7 @@ from typing import Final
 from hpx.check.fused import packed_problem
 from hpx.check.per_head import is_norm
 from hpx.derive.declared import Declared
-from hpx.derive.fused import ALIBI, fused_attention, looks_fused
+from hpx.derive.fused import ALIBI, fused_attention, inputs_of, looks_fused
 from hpx.derive.layers import Layer, has_convolution, layers_in
 from hpx.derive.names import CROSS, LATENT, OUT
 from hpx.derive.types import Block, Origin
@@ -183,8 +183,8 @@ class _Attention:
         """Say why it is cut, or why not."""
         block = self.block
         block.inner = tuple(layer for layer in self.rest if self._is_latent(layer))
-        counted = set(self._vectors())
-        block.vectors = sorted(counted)
+        block.vectors = sorted(self._vectors())
+        block.tables = list(self._tables())
         fused = [layer for layer in block.columns if self._is_fused(layer)]
         facts = [fused_attention(self.graph, self.heads, layer) for layer in fused]
         block.packed = [fact for fact in facts if fact is not None]
@@ -221,6 +221,17 @@ class _Attention:
             if child.shape == (self.heads.num_heads,):
                 yield child.id
 
+    def _tables(self) -> Iterator[int]:
+        """Tables with one column a head, where it is known who is given what they hold."""
+        if inputs_of(self.module) is None:
+            return
+        for child in self.graph.children(self.module.id):
+            weight = child.children.get("weight") if isinstance(child, ModuleNode) else None
+            if weight is None or "Embedding" not in child.spec.cls:
+                continue
+            if self.graph.tensor(weight).shape[1:] == (self.heads.num_heads,):
+                yield weight
+
     # -- what stands against a cut ------------------------------------------------------------
 
     def _obstacles(self, fused: Sequence[Layer]) -> Iterator[str]:
@@ -229,7 +240,8 @@ class _Attention:
         parent = (
             self.graph.nodes[self.module.parent].name.lower() if self.module.parent >= 0 else ""
         )
-        if name in CROSS or parent in CROSS:
+        known = inputs_of(self.module)
+        if known is None and (name in CROSS or parent in CROSS):
             yield (
                 "it attends to a second stream, and which of its inputs that is, is not known;"
                 " declare its inputs under boundaries: to cut it"
@@ -290,6 +302,7 @@ class _Attention:
         """Norms over all heads; buffers, tables and layers with one entry a head."""
         graph, heads = self.graph, self.heads
         own = {x.weight for x in (*self.block.columns, *self.rest, *self.block.rows)}
+        own.update(self.block.tables)
         widths = {x.outputs for x in self.block.columns} - {heads.head_dim}
         latent = {x.outputs for x in self.block.inner} | {x.inputs for x in self.block.columns}
         for child in graph.children(self.module.id):

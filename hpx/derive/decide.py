@@ -11,6 +11,7 @@ from hpx.derive.ends import end_choices
 from hpx.derive.experts import expert_choices
 from hpx.derive.layers import Layer, is_linear, layers_in
 from hpx.derive.mlp import mlp_in, mlp_of_cousins
+from hpx.derive.sharing import whole_with_others
 from hpx.derive.types import Block, Choice, cut
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import ModuleNode, TensorNode
@@ -57,6 +58,8 @@ class Decider:
                 ).items()
                 if node not in self.choices
             }
+        for block, why in whole_with_others(graph, self.found):
+            block.obstacle = why
         for block in self.found:
             self.settle(block)
         for node in graph.parameters():
@@ -93,7 +96,7 @@ class Decider:
             for node in (layer.weight, layer.bias, *(a.node for a in layer.adapters)):
                 if node is not None:
                     self.blocks[node] = block
-        self.blocks.update(dict.fromkeys(block.vectors, block))
+        self.blocks.update(dict.fromkeys((*block.vectors, *block.tables), block))
 
     def demote(self, block: Block, why: str) -> None:
         """Leave a block whole after all."""
@@ -122,6 +125,8 @@ class Decider:
                 self._set(block, adapter.node, None, why)
         for node in block.vectors:
             self._set(block, node, 0, "one value a head, cut with the heads")
+        for node in block.tables:
+            self._set(block, node, 1, "one column a head, cut with the heads")
         for inner in self._inside(block):
             if inner.id not in self.blocks and inner.id not in self.choices:
                 self.choices[inner.id] = self._beside(inner, block)
@@ -130,8 +135,8 @@ class Decider:
         for layer in (*block.columns, *block.rows, *block.inner):
             for node in (layer.weight, layer.bias, *(a.node for a in layer.adapters)):
                 self._set(block, node, None, why)
-        for vector in block.vectors:
-            self._set(block, vector, None, why)
+        for node in (*block.vectors, *block.tables):
+            self._set(block, node, None, why)
 
     def _column(self, block: Block, layer: Layer) -> None:
         self._set(block, layer.weight, layer.out_dim, block.column_reason)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpx.derive.decide import Decider
-from hpx.derive.fused import INPUTS
+from hpx.derive.fused import inputs_of
 from hpx.derive.patterns import Line, lines_of
 from hpx.derive.settle import settle
 from hpx.derive.types import Choice, said_by
@@ -24,7 +24,7 @@ from hpx.pipeline.manager import PassManager
 from hpx.pipeline.request import Request
 from hpx.pipeline.textform import as_passes
 from hpx.plan import Packed, Rule, ShardingPlan, Tied, match_parameters
-from hpx.plan.boundary import Boundary
+from hpx.plan.boundary import Boundary, Edge
 from hpx.plan.rules import Source
 
 if TYPE_CHECKING:
@@ -125,15 +125,18 @@ def packed_facts(graph: ModuleGraph, decider: Decider) -> list[Packed]:
 
 def _boundaries(graph: ModuleGraph, decider: Decider) -> list[Boundary]:
     """What enters blocks that are cut and have several inputs, where their class fixes it."""
+    known: dict[str, tuple[tuple[str, Edge], ...]] = {}
     choices: dict[str, Choice] = {}
-    known = {cls.rsplit(".", 1)[-1]: inputs for cls, inputs in INPUTS.items()}
     for block in decider.found:
-        module = graph.module(block.owner)
-        if block.obstacle is None and module.spec.cls in INPUTS:
-            choices[graph.path(block.owner)] = Choice.whole(module.spec.short_cls, "boundaries")
+        inputs = inputs_of(graph.module(block.owner))
+        if inputs is not None:  # blocks that are whole are there to keep patterns off them
+            said = str(dict(inputs)) if block.obstacle is None else ""
+            known[said] = tuple(inputs.items())
+            choices[graph.path(block.owner)] = Choice.whole(said, "boundaries")
     return [
-        Boundary(line.pattern, inputs=tuple(known[line.choice.reason].items()))
+        Boundary(line.pattern, inputs=known[line.choice.reason])
         for line in lines_of(choices)
+        if line.choice.reason
     ]
 
 

@@ -12,10 +12,11 @@ from typing import Final, Literal, TypeAlias, cast
 from hpx.derive.layers import Layer
 from hpx.derive.types import PackedFact
 from hpx.graph.graph import ModuleGraph
+from hpx.graph.nodes import ModuleNode
 from hpx.heads import Attention
 from hpx.plan.boundary import Edge
 
-__all__ = ["ALIBI", "INPUTS", "fused_attention", "fused_mlp", "looks_fused"]
+__all__ = ["ALIBI", "fused_attention", "fused_mlp", "inputs_of", "looks_fused"]
 
 _Way: TypeAlias = Literal["parts", "heads", "falcon"]
 
@@ -41,10 +42,22 @@ ALIBI: Final = frozenset(
 """Attention that is given one slope for each head of the whole model."""
 
 
-INPUTS: Final[Mapping[str, Mapping[str, Edge]]] = {
-    f"{_MODELS}bloom.modeling_bloom.BloomMLP": {"hidden_states": "R", "residual": "none"},
+_SHARED_BIAS: Final[Mapping[str, Mapping[str, Edge]]] = {
+    "SelfAttention": {"hidden_states": "R", "position_bias": "none"},
+    "EncDecAttention": {"hidden_states": "R", "key_value_states": "R", "position_bias": "none"},
 }
-"""Blocks with more than one input that carries a gradient, and which of them cut weights read."""
+_INPUTS: Final[Mapping[str, Mapping[str, Mapping[str, Edge]]]] = {
+    "bloom.modeling_bloom.BloomMLP": {"mlp": {"hidden_states": "R", "residual": "none"}},
+    "t5.modeling_t5.T5Attention": _SHARED_BIAS,
+    "mt5.modeling_mt5.MT5Attention": _SHARED_BIAS,
+}
+"""By class and name: blocks with more inputs that carry a gradient, and which of them cut weights
+read. The bias of positions that T5's first layer gives to all others is of one rank's heads."""
+
+
+def inputs_of(module: ModuleNode) -> Mapping[str, Edge] | None:
+    """What enters a block with several inputs, where its class fixes it."""
+    return _INPUTS.get(module.spec.cls.removeprefix(_MODELS), {}).get(module.name)
 
 
 def fused_attention(graph: ModuleGraph, attention: Attention, layer: Layer) -> PackedFact | None:

@@ -15,6 +15,7 @@ from hpx.check.findings import Finding
 from hpx.check.head_counts import head_problems
 from hpx.check.per_head import per_head_modules, wide_norms
 from hpx.derive.decide import Decider
+from hpx.derive.sharing import whole_with_others
 from hpx.derive.types import Block, Choice
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import TensorNode
@@ -50,6 +51,8 @@ def settle(decider: Decider, plan: ShardingPlan) -> None:
         findings = list(_findings(decider, plan))
         if not [finding for finding in findings if _demote(decider, finding)]:
             return
+        for block, why in list(whole_with_others(decider.graph, decider.found)):
+            decider.demote(block, why)
 
 
 def _demote(decider: Decider, finding: Finding) -> bool:

@@ -77,6 +77,7 @@ class Block:
         column_reason: Why the columns are cut.
         row_reason: Why the rows are.
         vectors: Parameters with one value a head, cut with the heads.
+        tables: Tables with one column a head, cut on their columns.
         inner: Whole layers inside (latent projections), with the reason.
         packed: Fused layers whose rows are known to lie so.
         obstacle: Why none of it is cut; None if it is.
@@ -91,6 +92,7 @@ class Block:
     column_reason: str = ""
     row_reason: str = ""
     vectors: list[int] = field(default_factory=list)
+    tables: list[int] = field(default_factory=list)
     inner: tuple[Layer, ...] = ()
     packed: list[PackedFact] = field(default_factory=list)
     obstacle: str | None = None

@@ -91,7 +91,7 @@ class Deriver:
             if dim == 0:
                 sizes = (node.shape[1], node.shape[0])
                 self.tables.append(Cut(node.id, owner, name, *sizes, owner))
-            else:
+            elif not self.places.counts_heads(owner, node.shape[1]):
                 self._find(
                     node.id,
                     "an embedding is cut on its width",

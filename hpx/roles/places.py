@@ -8,6 +8,7 @@ from typing import Final
 
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import ModuleNode, TensorNode
+from hpx.heads import attention_at
 from hpx.plan.boundary import Boundary
 from hpx.projections import is_projection, layer_weight, output_dim
 from hpx.roles.types import Cut
@@ -57,6 +58,14 @@ class Places:
     def is_declared(self, module: int) -> bool:
         """Whether the plan takes care of a module, or of one around it."""
         return any(one in self.declared for one in self.above(module))
+
+    def counts_heads(self, table: int, columns: int) -> bool:
+        """Whether an embedding stands in attention whose heads are cut, with a column for each."""
+        around = self.graph.nodes[table].parent
+        if self.region_of(around) is None:
+            return False
+        attention = attention_at(self.graph, around)
+        return attention.q_is_cut and attention.num_heads == columns
 
     def layer(self, owner: int) -> int:
         """The LoRA layer around the owner of a matrix, or the owner itself."""

@@ -20,6 +20,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "gpt_neox": {"hidden_dropout": 0.0, "attention_dropout": 0.0},
     "starcoder2": {"residual_dropout": 0.0, "embedding_dropout": 0.0, "attention_dropout": 0.0},
     "gpt_oss": {"pad_token_id": PADDING},
+    "t5": {"dropout_rate": 0.0, "pad_token_id": PADDING},
 }
 
 

@@ -47,7 +47,8 @@ def batches(number: int) -> list[Tensor]:
 
 def forward(name: str, model: nn.Module, ids: Tensor) -> tuple[Tensor, Tensor]:
     """Logits and loss."""
-    out = model(ids) if name.startswith("tiny") else model(input_ids=ids, use_cache=False)
+    more = {"decoder_input_ids": ids} if name.endswith("t5") else {}
+    out = model(ids) if name.startswith("tiny") else model(input_ids=ids, use_cache=False, **more)
     logits = out if isinstance(out, Tensor) else out.logits
     assert isinstance(logits, Tensor)
     loss = functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())

@@ -157,6 +157,22 @@ def test_an_embedding_cut_on_its_width_is_refused() -> None:
     assert whats(found(graph)) == ["an embedding is cut on its width"]
 
 
+@pytest.mark.parametrize(("columns", "refused"), [(4, False), (8, True)])
+def test_a_table_with_a_column_a_head_may_be_cut_beside_cut_heads(
+    columns: int, *, refused: bool
+) -> None:
+    shapes = {f"attn.{x}_proj.weight": (16, 16) for x in "qkvo"}
+    names = [*(name.rpartition(".")[0] for name in shapes)]
+    cuts = {name: "tp:S(1)" if "o_proj" in name else "tp:S(0)" for name in shapes}
+    graph = graph_of(
+        {**shapes, "attn.bias_of_places.weight": (32, columns)},
+        classes={**dict.fromkeys(names, LINEAR), "attn.bias_of_places": EMBEDDING},
+        attributes={"attn": {"num_heads": 4}},
+        layouts={**cuts, "attn.bias_of_places.weight": "tp:S(1)"},
+    )
+    assert (whats(found(graph)) == ["an embedding is cut on its width"]) is refused
+
+
 def test_experts_cut_on_tp_are_refused() -> None:
     graph = graph_of({"experts.up": (4, 16, 8)}, layouts={"experts.up": "tp:S(1)"})
     assert whats(found(graph)) == ["it is cut on tp, and has 3 dims"]

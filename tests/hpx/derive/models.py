@@ -88,6 +88,10 @@ FAMILIES: Final[Mapping[str, tuple[str, str, dict[str, Any]]]] = {
     ),
     "olmoe": ("OlmoeForCausalLM", "OlmoeConfig", {**_SIZES, **_MOE}),
     "bert": ("BertForMaskedLM", "BertConfig", {**_NO_KV, "max_position_embeddings": 64}),
+    "t5": (
+        *("T5ForConditionalGeneration", "T5Config"),
+        {"vocab_size": 128, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4},
+    ),
     "vit": (
         *("ViTForImageClassification", "ViTConfig"),
         {**_NO_KV, "image_size": 16, "patch_size": 8},
