@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from hpx.render.labels import LabelMaker, header_label
+from hpx.render.caption import header_label
+from hpx.render.labels import LabelMaker
+from hpx.render.paint import ColorBy, Paint
 from hpx.render.palette import ALERT
 from hpx.render.shape import Arrangement, Direction, arrange
 from hpx.render.viewmodel import View
@@ -18,21 +20,35 @@ _MOST_TIES: Final = 12
 """More dashed lines than this tell nothing; the marks on the rows stay."""
 
 
-def view_to_dot(view: View, *, direction: Direction | None = None) -> str:
+def view_to_dot(
+    view: View,
+    *,
+    direction: Direction | None = None,
+    color_by: ColorBy = "layout",
+    axis: str | None = None,
+    ranges: bool = False,
+) -> str:
     """The whole view as DOT text.
 
     Args:
         view: The view, cut to what can be drawn.
         direction: ``LR`` or ``TB``; chosen by the shape of the tree if not given.
+        color_by: What colours tell.
+        axis: The mesh axis that layouts are told of; all of them if not given.
+        ranges: Whether rows say which indices the rank holds, rather than how many.
+
+    Raises:
+        UsageError: The mesh has no such axis.
     """
     import graphviz
 
     arrangement = arrange(view, direction)
+    paint = Paint(view, color_by, axis)
     dot = graphviz.Digraph(
         "hpx",
         graph_attr={
             "rankdir": arrangement.direction,
-            "label": header_label(view),
+            "label": header_label(view, paint),
             "labelloc": "t",
             "labeljust": "l",
             "fontname": "Helvetica",
@@ -45,16 +61,17 @@ def view_to_dot(view: View, *, direction: Direction | None = None) -> str:
         node_attr={"shape": "plain", "fontname": "Helvetica", "fontsize": "10"},
         edge_attr={"color": "#777777", "arrowsize": "0.6"},
     )
-    node_of = _add_nodes(dot, view, arrangement)
+    node_of = _add_nodes(dot, view, arrangement, LabelMaker(view, paint, ranges=ranges))
     _add_edges(dot, view, node_of)
     _add_ties(dot, view, node_of)
     text: str = dot.source
     return text
 
 
-def _add_nodes(dot: graphviz.Digraph, view: View, arrangement: Arrangement) -> list[str]:
+def _add_nodes(
+    dot: graphviz.Digraph, view: View, arrangement: Arrangement, labels: LabelMaker
+) -> list[str]:
     """One node a box, or one for a panel of boxes; the node of every box."""
-    labels = LabelMaker(view)
     node_of = [f"n{box.index}" for box in view.boxes]
     panel_of = {panel.boxes[0]: panel for panel in arrangement.panels.values()}
     for panel in panel_of.values():
@@ -81,24 +98,29 @@ def _add_edges(dot: graphviz.Digraph, view: View, node_of: list[str]) -> None:
 
 
 def _add_ties(dot: graphviz.Digraph, view: View, node_of: list[str]) -> None:
-    """A dashed line between the rows of one tensor that has several names."""
-    places: dict[int, str] = {}
+    """A dashed line between the rows of one tensor that has several names.
+
+    Not within one node, where it would run across the text; the rows name each other anyway. It
+    leaves and arrives at the sides of the rows that face outwards, for the same reason.
+    """
+    places: dict[int, tuple[str, str]] = {}
     for box in view.boxes:
         for place, row in enumerate(box.rows):
             if row.kind != "link":
-                places[row.node] = f"{node_of[box.index]}:b{box.index}r{place}"
+                places[row.node] = (node_of[box.index], f"b{box.index}r{place}")
     ties = [
-        (places[row.node], f"{node_of[box.index]}:b{box.index}r{place}")
+        (places[row.node], (node_of[box.index], f"b{box.index}r{place}"))
         for box in view.boxes
         for place, row in enumerate(box.rows)
         if row.kind == "link" and row.node in places
     ]
-    if len(ties) > _MOST_TIES:
+    apart = [(first, other) for first, other in ties if first[0] != other[0]]
+    if len(apart) > _MOST_TIES:
         return
-    for first, other in ties:
+    for (node, port), (other, other_port) in apart:
         dot.edge(
-            first,
-            other,
+            f"{node}:{port}:w",
+            f"{other}:{other_port}:w",
             style="dashed",
             dir="none",
             constraint="false",

@@ -1,20 +1,27 @@
 """Draw DOT text through Graphviz, in a child process with a time limit.
 
 A ``dot`` on PATH is used when there is one, else the libraries that pygraphviz brings. Whatever
-goes wrong in there (a crash, no end) happens to the child.
+goes wrong in there (a crash, rubbish, no end) happens to the child, and it ends with all that it
+started.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
-from typing import Final, Literal, TypeAlias
+import time
+from typing import Final, Literal, NoReturn, TypeAlias
 
 from hpx.errors import RenderError, TooLargeError
+from hpx.render.tooltips import with_titles
 
-__all__ = ["PictureFormat", "draw_dot"]
+__all__ = ["PictureFormat", "draw_dot", "has_graphviz"]
 
 PictureFormat: TypeAlias = Literal["svg", "png", "pdf"]
 
@@ -24,12 +31,30 @@ import pygraphviz
 graph = pygraphviz.AGraph(string=sys.stdin.buffer.read().decode())
 sys.stdout.buffer.write(graph.draw(format=sys.argv[1], prog="dot", args=" ".join(sys.argv[2:])))
 """
-_OPTIONS: Final[dict[PictureFormat, list[str]]] = {"svg": [], "pdf": [], "png": ["-Gdpi=110"]}
-_BAR: Final = "install pygraphviz (pip install pygraphviz), or Graphviz; -f dot needs neither"
+_DPI: Final = 110
+_OPTIONS: Final[dict[PictureFormat, list[str]]] = {"svg": [], "png": [f"-Gdpi={_DPI}"], "pdf": []}
+_ENDS: Final[dict[PictureFormat, tuple[bytes, bytes]]] = {
+    "svg": (b"<svg", b"</svg>"),
+    "png": (b"\x89PNG", b"IEND"),
+    "pdf": (b"%PDF", b"%%EOF"),
+}
+"""What stands near the beginning and the end of a picture that is whole."""
+_MOST_PIXELS: Final = 64_000_000
+"""Of a raster picture: 256 MB in memory. Graphviz would shrink one that is far larger, silently."""
+_SIZE: Final = re.compile(rb'<svg width="([0-9.]+)pt" height="([0-9.]+)pt"')
+_GET: Final = (
+    "install pygraphviz (pip install pygraphviz), or Graphviz; -f dot and --engine builtin need"
+    " neither"
+)
+
+
+def has_graphviz() -> bool:
+    """Whether there is anything to draw with."""
+    return shutil.which("dot") is not None or importlib.util.find_spec("pygraphviz") is not None
 
 
 def draw_dot(dot: str, format: PictureFormat, *, timeout: float = 30.0) -> bytes:  # noqa: A002 - the word of the command line
-    """The picture of some DOT text.
+    """The picture of some DOT text; in an svg, tooltips are ``title`` elements.
 
     Args:
         dot: The text.
@@ -37,39 +62,65 @@ def draw_dot(dot: str, format: PictureFormat, *, timeout: float = 30.0) -> bytes
         timeout: Seconds; the child is ended when they are over.
 
     Raises:
-        RenderError: There is no Graphviz, or it failed.
+        RenderError: There is no Graphviz, or it failed, or wrote something else.
         TooLargeError: It took too long, or the picture is over the limit of its format.
     """
-    try:
-        done = subprocess.run(  # waits, and kills the child when the time is over
-            [*_command(), *_arguments(format)],
-            input=dot.encode(),
-            capture_output=True,
-            timeout=timeout,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise TooLargeError(
-            f"the picture was not ready after {timeout:g} s",
-            why=f"Graphviz was laying out {len(dot):,} characters of DOT",
-            fix="draw less (--depth, --root, --max-nodes), or allow more (--timeout)",
-        ) from None
-    except OSError as error:
-        raise RenderError("Graphviz does not start", why=error.strerror, fix=_BAR) from None
-    complaint = done.stderr.decode(errors="replace")
+    until = time.monotonic() + timeout
+    if format == "png":
+        _check_raster(_drawn(dot, "svg", until, timeout))
+    data = _drawn(dot, format, until, timeout)
+    return with_titles(data.decode(errors="replace")).encode() if format == "svg" else data
+
+
+def _drawn(dot: str, picture_format: PictureFormat, until: float, timeout: float) -> bytes:
+    """What the child writes, if that is a picture."""
+    code, data, complaint = _run(dot, picture_format, until, timeout)
     if "too large" in complaint:
-        raise TooLargeError(
-            f"the picture is too large for {format}",
-            why=_last_line(complaint),
-            fix="write svg, or draw less (--depth, --root, --max-nodes)",
+        _refuse_size(picture_format, _last_line(complaint))
+    first, last = _ENDS[picture_format]
+    if code != 0 or not data:
+        why = _last_line(complaint) or (
+            f"it was ended by signal {-code}" if code < 0 else f"exit status {code}"
         )
-    if done.returncode != 0 or not done.stdout:
+        raise RenderError("Graphviz failed", why=why, fix=_GET)
+    if first not in data[:2048] or last not in data[-2048:]:
         raise RenderError(
-            "Graphviz failed",
-            why=_last_line(complaint) or f"exit status {done.returncode}",
-            fix=_BAR,
+            f"Graphviz wrote no {picture_format}",
+            why=f"it wrote {len(data):,} bytes of something else",
+            fix=f"see what {_command()[0]} is; {_GET}",
         )
-    return done.stdout
+    return data
+
+
+def _run(
+    dot: str, picture_format: PictureFormat, until: float, timeout: float
+) -> tuple[int, bytes, str]:
+    """Exit status, output and complaints of the child, which never outlives this call."""
+    try:
+        # A session of its own: what the child starts (a wrapper's program) is ended with it.
+        child = subprocess.Popen(
+            [*_command(), *_arguments(picture_format)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise RenderError("Graphviz does not start", why=error.strerror, fix=_GET) from None
+    with child:
+        try:
+            out, err = child.communicate(dot.encode(), max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            raise TooLargeError(
+                f"the picture was not ready after {timeout:g} s",
+                why=f"Graphviz was laying out {len(dot):,} characters of DOT",
+                fix="draw less (--depth, --root, --max-nodes), or allow more (--timeout)",
+            ) from None
+        finally:
+            if child.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
+    return child.returncode, out, err.decode(errors="replace")
 
 
 def _command() -> list[str]:
@@ -78,7 +129,7 @@ def _command() -> list[str]:
         return [program]
     if importlib.util.find_spec("pygraphviz") is None:
         raise RenderError(
-            "there is no Graphviz", why="no dot on PATH and no pygraphviz installed", fix=_BAR
+            "there is no Graphviz", why="no dot on PATH and no pygraphviz installed", fix=_GET
         )
     # -P: a folder that happens to be the current one is no place to import from.
     return [sys.executable, "-P", "-c", _CHILD]
@@ -89,6 +140,27 @@ def _arguments(picture_format: PictureFormat) -> list[str]:
     if shutil.which("dot") is not None:
         return [f"-T{picture_format}", *options]
     return [picture_format, *options]
+
+
+def _check_raster(svg: bytes) -> None:
+    """Refuse before anything is drawn: by then it is either shrunken or has filled the memory."""
+    found = _SIZE.search(svg)
+    if found is None:
+        return
+    width, height = (float(size) * _DPI / 72 for size in found.groups())
+    if width * height > _MOST_PIXELS:
+        _refuse_size(
+            "png",
+            f"it would have {width:,.0f} x {height:,.0f} pixels, {_MOST_PIXELS:,} is the most",
+        )
+
+
+def _refuse_size(picture_format: PictureFormat, why: str) -> NoReturn:
+    raise TooLargeError(
+        f"the picture is too large for {picture_format}",
+        why=why,
+        fix="write svg, or draw less (--depth, --root, --max-nodes)",
+    )
 
 
 def _last_line(text: str) -> str:

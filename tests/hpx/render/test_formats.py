@@ -147,11 +147,18 @@ def test_dot_shows_the_number_of_stacked_experts(tree: TreeOf) -> None:
 
 
 def test_a_tie_is_a_dashed_line_between_two_rows(tree: TreeOf) -> None:
-    graph = tree({"a.w": (2,), "a.v": (2,)}, ties={"head.w": "a.w"})
+    shapes = {f"a.{name}.w": (2, size) for size, name in enumerate("bcdefgh")}
+    graph = tree(shapes, ties={"head.w": "a.b.w"})
     dot = graph.to_dot()
-    assert len(re.findall(r"n0:b0r\d -> n0:b0r\d \[.*style=dashed", dot)) == 1
-    assert "tied: head.w" in dot
-    assert "= a.w" in dot
+    assert len(re.findall(r"n1:b1r\d:w -> n0:b0r\d:w \[.*style=dashed", dot)) == 1
+    assert "tied to head.w" in dot
+    assert "tied to a.b.w" in dot
+
+
+def test_a_tie_within_one_box_is_told_by_its_rows_and_no_line(tree: TreeOf) -> None:
+    dot = tree({"a.w": (2,), "a.v": (2,)}, ties={"head.w": "a.w"}).to_dot()
+    assert "style=dashed" not in dot
+    assert ("tied to head.w" in dot, "tied to a.w" in dot) == (True, True)
 
 
 def test_the_way_to_what_stands_out_is_drawn_in_its_colour(experts: ModuleGraph) -> None:
@@ -188,7 +195,7 @@ def test_hostile_names_make_a_valid_svg(hostile: ModuleGraph) -> None:
 def test_an_svg_has_tooltips_with_the_whole_name(tree: TreeOf) -> None:
     name = "long" * 50
     svg = draw(tree({f"a.{name}": (2,), "a.b": (2,)}), "svg", Options()).decode()
-    titles = re.findall(r'xlink:title="([^"]*)"', svg)
+    titles = re.findall(r"<title>([^<]*)</title>", svg)
     assert any(f"a.{name}" in title for title in titles)
 
 
