@@ -9,7 +9,8 @@ from typing import TypeAlias
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import ModuleNode, Node
 from hpx.layout import Layout
-from hpx.lineage import describe
+from hpx.lineage import Source, describe
+from hpx.order import Order
 
 __all__ = [
     "Changes",
@@ -57,8 +58,8 @@ def _facts(graph: ModuleGraph, node: Node, entry: ModuleGraph) -> Iterator[tuple
     else:
         for field, value in node.spec._asdict().items():
             yield ("class" if field == "cls" else field), plain_value(value)
-        if node.lineage is not None:
-            yield "lineage", describe(node.lineage, entry.path)
+        if not isinstance(node.expression, Source):
+            yield "lineage", describe(node.expression, entry.path)
     for key, value in node.props.items():
         if not key.startswith("attributes."):
             yield key, plain_value(value)
@@ -66,7 +67,7 @@ def _facts(graph: ModuleGraph, node: Node, entry: ModuleGraph) -> Iterator[tuple
 
 def plain_value(value: object) -> object:
     """The value as tests write it: layouts as text, tuples as lists."""
-    if isinstance(value, Layout):
+    if isinstance(value, Layout | Order):
         return str(value)
     if isinstance(value, (tuple, list)):
         return [plain_value(item) for item in value]

@@ -63,7 +63,7 @@ _PARAM: Final[Mapping[str, type]] = {
 }
 _OPTIONAL: Final[Mapping[str, type]] = {"layout": dict, "mesh": str, "lineage": str, "rule": dict}
 _KINDS: Final = ("parameter", "buffer", "tensor")
-_SET: Final[Mapping[str, type]] = {"layout": dict, "mesh": str}
+_SET: Final[Mapping[str, type]] = {"layout": dict, "mesh": str, "order": dict}
 _EVENTS: Final = ("set", "derive", "alias", "remove", "rename", "attach", "skip", "note")
 
 
@@ -121,7 +121,18 @@ def _check_graph(graph: Mapping[str, Any]) -> int:
             raise _damaged(where, "is not [parent, place, name, node]")
         if not (0 <= link[0] < size and 0 <= link[3] < size):
             raise _damaged(where, f"names nodes of {size} that do not exist")
+    _check_feeds(graph.get("feeds", []), size)
     return size
+
+
+def _check_feeds(feeds: object, size: int) -> None:
+    if not isinstance(feeds, list):
+        raise _damaged("graph.feeds", "is no list")
+    for number, edge in enumerate(feeds):
+        where = f"graph.feeds[{number}]"
+        if not isinstance(edge, list) or list(map(type, edge)) != [int, int]:
+            raise _damaged(where, "is not [from, to]")
+        _check_ids(edge, size, where)
 
 
 def _child_sizes(children: Sequence[Any], sizes: Sequence[int], where: str) -> Iterator[int]:
@@ -162,6 +173,8 @@ def _check_kind(event: Mapping[str, Any], limit: int, where: str) -> None:
         for value in (event.get("old"), event.get("new")):
             if value is not None and not isinstance(value, _SET[event["key"]]):
                 raise _damaged(where, f"sets {event['key']} to {value!r}")
+            if event["key"] == "order" and isinstance(value, dict):
+                _check_order(value, where)
     if kind in ("derive", "alias", "rename") and not node and type(node) is not int:
         raise _damaged(where, "names no node")
     if kind == "derive":
@@ -181,6 +194,11 @@ def _check_lineage(lineage: Mapping[str, Any], limit: int, where: str) -> None:
         if item["op"] == "source":
             _check_ids([item.get("node")], limit, where)
             continue
+        if item["op"] == "permute":
+            _fields(item, {"part": dict, "order": dict}, where)
+            _check_order(item["order"], where)
+            todo.append(item["part"])
+            continue
         _fields(item, {"dim": int}, where)
         parts = item.get("sources", item.get("parts"))
         if not isinstance(parts, list) or not parts:
@@ -189,6 +207,16 @@ def _check_lineage(lineage: Mapping[str, Any], limit: int, where: str) -> None:
             _check_ids(parts, limit, where)
         else:
             todo.extend(parts)
+
+
+def _check_order(order: Mapping[str, Any], where: str) -> None:
+    _fields(order, {"dim": int, "parts": list, "pieces": int}, where)
+    for part in order["parts"]:
+        if not isinstance(part, list) or [*map(type, part)] != [str, int]:
+            raise _damaged(where, f"orders a part {part!r}")
+    sizes = [size for _, size in order["parts"]]
+    if order["pieces"] < 1 or any(size < 1 or size % order["pieces"] for size in sizes):
+        raise _damaged(where, f"cuts parts of {sizes} in {order['pieces']}")
 
 
 def _check_ids(items: Sequence[object], limit: int, where: str) -> None:

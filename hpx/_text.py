@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
 from hpx.layout import Layout
+from hpx.order import Order
 
 if TYPE_CHECKING:
     from hpx.plan import Rule
@@ -91,7 +92,7 @@ def value_text(value: object) -> str:
     """A value of an event on one line."""
     if value is None:
         return "none"
-    if isinstance(value, str | Layout):
+    if isinstance(value, str | Layout | Order):
         return str(value)
     if isinstance(value, tuple | list) and all(isinstance(item, str) for item in value):
         return ", ".join(value) or "none"

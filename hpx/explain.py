@@ -15,6 +15,7 @@ from hpx._text import counted
 from hpx.errors import UsageError, nearest
 from hpx.graph.nodes import ModuleSpec, TensorSpec
 from hpx.holding import Piece, Pulled, piece_of, pull
+from hpx.lineage import Source
 from hpx.lookup import Found, Names, find
 from hpx.plan import Tried, tried
 from hpx.provenance import Event
@@ -203,8 +204,8 @@ def _held(
     if rank is None or found.param is None:
         return None, ()
     piece = piece_of(found.param, run.mesh, rank)
-    made = names.lineages.get(found.node)
-    return piece, () if made is None else pull(made[0], piece.ranges, names.path)
+    made = names.expression(found.node)
+    return piece, () if isinstance(made, Source) else pull(made, piece.ranges, names.path)
 
 
 def _rank_record(rank: int | None, piece: Piece, pulled: Iterable[Pulled]) -> dict[str, object]:

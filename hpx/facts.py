@@ -22,6 +22,7 @@ __all__ = [
     "EXPERTS_STACKED",
     "HEADS_LOCAL",
     "LOCALIZED",
+    "PACKED",
     "SHARDED",
     "SOURCE_INFO",
     "TIED",
@@ -43,6 +44,17 @@ def _experts_stacked(graph: ModuleGraph, request: Request) -> Iterator[str]:
         for container in expert_containers(graph, request.plan)
         if not container.stacked
     )
+
+
+def _packed(graph: ModuleGraph, request: Request) -> Iterator[str]:
+    from hpx.packing import packings
+
+    for packing in packings(graph, request.plan, request.mesh):
+        if packing.order is not None and packing.node.order != packing.order:
+            yield (
+                f"{graph.path(packing.node.id)} has its parts one after the other, and will be cut"
+                f" in {packing.pieces}"
+            )
 
 
 def _sharded(graph: ModuleGraph, request: Request) -> Iterator[str]:
@@ -118,6 +130,8 @@ TIED: Final = Fact("tied", _tied)
 """No declared pair of names is two parameters."""
 EXPERTS_STACKED: Final = Fact("experts-stacked", _experts_stacked)
 """No container that is to be stacked holds separate experts."""
+PACKED: Final = Fact("packed", _packed)
+"""A contiguous cut of a packed dim gives every rank its share of each part."""
 SHARDED: Final = Fact("sharded", _sharded)
 """If a weight axis is active, every parameter of its mesh has a layout."""
 HEADS_LOCAL: Final = Fact("heads-local", _heads_local)

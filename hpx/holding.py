@@ -9,7 +9,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from hpx.layout import REPLICATED, Layout, Range, index_range, is_even
-from hpx.lineage import Lineage, Source
+from hpx.lineage import Lineage, Permute, Source
 from hpx.ranges import fold_names, number_text
 
 if TYPE_CHECKING:
@@ -127,6 +127,13 @@ def pull(
         item, wanted = todo.pop()
         if isinstance(item, Source):
             needed.setdefault(wanted, []).append(item.node)
+            continue
+        if isinstance(item, Permute):
+            dim = item.order.dim
+            cuts = [
+                (*wanted[:dim], cut, *wanted[dim + 1 :]) for cut in item.order.pull(wanted[dim])
+            ]
+            todo.extend((item.part, one) for one in reversed(cuts))
             continue
         start, end = wanted[item.dim]
         inner = (*wanted[: item.dim], *wanted[item.dim + 1 :])

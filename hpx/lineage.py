@@ -1,26 +1,30 @@
 """How a parameter is computed from the model's original tensors, without any data.
 
 A lineage is a closed, serialisable expression: `Source` is an original tensor (by node id), `Stack`
-puts equal tensors side by side on a new dim. Forwards it gives shapes; printed it gives the line
+puts equal tensors side by side on a new dim, `Permute` reorders the parts of a fused matrix.
+Forwards it gives shapes; printed it gives the line
 ``stack(model.layers.3.mlp.experts.{0-255}.gate_proj.weight)``. `pull` says which parts of which
 original tensors one rank needs; `invert` says where every original tensor lies in the result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias, cast
 
 from hpx.errors import LayoutError
 from hpx.layout import Range
+from hpx.order import Order
 from hpx.ranges import expand_ids, fold_names, pack_ids
 
 __all__ = [
     "Lineage",
+    "Permute",
     "Piece",
     "Place",
     "Source",
+    "Spot",
     "Stack",
     "describe",
     "invert",
@@ -45,7 +49,16 @@ class Stack(NamedTuple):
     dim: int = 0
 
 
-Lineage: TypeAlias = Source | Stack
+class Permute(NamedTuple):
+    """A tensor with a dim in another order, so that a contiguous cut takes some of every part."""
+
+    part: Lineage
+    order: Order
+
+
+Lineage: TypeAlias = Source | Stack | Permute
+Spot: TypeAlias = int | Range | tuple[Range, ...]
+"""A slot, a range, or several ranges one after the other."""
 
 
 class Piece(NamedTuple):
@@ -70,12 +83,14 @@ class Place:
 
     Attributes:
         node: Id of the original tensor.
-        index: For each dim of the derived tensor a slot, where a stack made the dim, or a range.
-            Indexing with the slots and with ``slice(*range)`` gives the original tensor.
+        index: For each dim of the derived tensor a slot, where a stack made the dim, a range, or
+            several ranges where the dim was reordered. Indexing with the slots and with
+            ``slice(*range)``, and putting several ranges of a dim one after the other, gives the
+            original tensor.
     """
 
     node: int
-    index: tuple[Range | int, ...]
+    index: tuple[Spot, ...]
 
 
 def sources(lineage: Lineage) -> Iterator[int]:
@@ -85,6 +100,8 @@ def sources(lineage: Lineage) -> Iterator[int]:
         item = todo.pop()
         if isinstance(item, Source):
             yield item.node
+        elif isinstance(item, Permute):
+            todo.append(item.part)
         else:
             todo.extend(reversed(item.parts))
 
@@ -98,6 +115,10 @@ def shape_of(lineage: Lineage, source_shape: Callable[[int], tuple[int, ...]]) -
     """
     if isinstance(lineage, Source):
         return source_shape(lineage.node)
+    if isinstance(lineage, Permute):
+        inner = shape_of(lineage.part, source_shape)
+        lineage.order.check(inner)
+        return inner
     inner = shape_of(lineage.parts[0], source_shape)
     return (*inner[: lineage.dim], len(lineage.parts), *inner[lineage.dim :])
 
@@ -121,13 +142,13 @@ def pull(lineage: Lineage, ranges: Sequence[Range]) -> list[Piece]:
     pieces: list[Piece] = []
     if all(start < end for start, end in ranges):
         dest = [(0, end - start) for start, end in ranges]
-        _pull(lineage, ranges, tuple(range(len(ranges))), dest, pieces)
+        _pull(lineage, list(ranges), tuple(range(len(ranges))), dest, pieces)
     return pieces
 
 
 def _pull(
     lineage: Lineage,
-    ranges: Sequence[Range],
+    ranges: list[Range],
     dims: tuple[int, ...],
     dest: list[Range],
     pieces: list[Piece],
@@ -136,17 +157,28 @@ def _pull(
     if isinstance(lineage, Source):
         pieces.append(Piece(lineage.node, tuple(ranges[dim] for dim in dims), tuple(dest)))
         return
+    if isinstance(lineage, Permute):
+        dim = _dim_of(lineage, dims)
+        wanted, to = ranges[dim], dest[dim]
+        at = to[0]
+        for start, end in lineage.order.pull(wanted):
+            ranges[dim], dest[dim] = (start, end), (at, at + end - start)
+            _pull(lineage.part, ranges, dims, dest, pieces)
+            at += end - start
+        ranges[dim], dest[dim] = wanted, to
+        return
     dim, inner = _split_dims(lineage, dims)
     start, end = ranges[dim]
+    to = dest[dim]
     if start < 0 or end > len(lineage.parts):
         raise LayoutError(
             f"range {start}..{end} reaches outside the {len(lineage.parts)} tensors stacked on "
             f"dim {dim}"
         )
     for slot in range(start, end):
-        dest[dim] = (slot - start, slot - start + 1)
+        dest[dim] = (to[0] + slot - start, to[0] + slot - start + 1)
         _pull(lineage.parts[slot], ranges, inner, dest, pieces)
-    dest[dim] = (0, end - start)  # a part beside this stack may have this dim from its sources
+    dest[dim] = to  # a part beside this stack may have this dim from its sources
 
 
 def invert(lineage: Lineage, source_shape: Callable[[int], tuple[int, ...]]) -> list[Place]:
@@ -163,22 +195,66 @@ def invert(lineage: Lineage, source_shape: Callable[[int], tuple[int, ...]]) -> 
     [Place(node=7, index=(0, (0, 4))), Place(node=8, index=(1, (0, 4)))]
     """
     places: list[Place] = []
-    at: list[Range | int] = [(0, size) for size in shape_of(lineage, source_shape)]
+    at: list[int | list[Range]] = [[(0, size)] for size in shape_of(lineage, source_shape)]
     _invert(lineage, tuple(range(len(at))), at, places)
     return places
 
 
 def _invert(
-    lineage: Lineage, dims: tuple[int, ...], at: list[Range | int], places: list[Place]
+    lineage: Lineage, dims: tuple[int, ...], at: list[int | list[Range]], places: list[Place]
 ) -> None:
+    """Append the places of ``lineage``, whose index i in dim d lies at the i-th of ``at[d]``."""
     if isinstance(lineage, Source):
-        places.append(Place(lineage.node, tuple(at)))
+        places.append(Place(lineage.node, tuple(map(_spot, at))))
         return
-    dim, inner = _split_dims(lineage, dims)
-    for slot, part in enumerate(lineage.parts):
-        at[dim] = slot
+    if isinstance(lineage, Permute):
+        dim, inner = _dim_of(lineage, dims), dims
+        parts: Sequence[Lineage] = (lineage.part,)
+    else:
+        dim, inner = _split_dims(lineage, dims)
+        parts = lineage.parts
+    outer = cast(list[Range], at[dim])
+    for slot, part in enumerate(parts):
+        if isinstance(lineage, Permute):
+            at[dim] = [cut for span in lineage.order.where() for cut in _through(outer, span)]
+        else:
+            at[dim] = _through(outer, (slot, slot + 1))[0][0]
         _invert(part, inner, at, places)
-    at[dim] = (0, len(lineage.parts))
+    at[dim] = outer
+
+
+def _through(spans: Sequence[Range], wanted: Range) -> list[Range]:
+    """The places of a range of positions, counted along spans that stand one after the other."""
+    found: list[Range] = []
+    position = 0
+    for start, end in spans:
+        low, high = (min(max(end_ - position, 0), end - start) for end_ in wanted)
+        if low < high:
+            found.append((start + low, start + high))
+        position += end - start
+    return found
+
+
+def _spot(at: int | list[Range]) -> Spot:
+    """A slot, or spans with neighbours joined; one span alone as it is."""
+    if isinstance(at, int):
+        return at
+    joined: list[Range] = []
+    for start, end in at:
+        if joined and joined[-1][1] == start:
+            joined[-1] = (joined[-1][0], end)
+        else:
+            joined.append((start, end))
+    return joined[0] if len(joined) == 1 else tuple(joined)
+
+
+def _dim_of(permute: Permute, dims: tuple[int, ...]) -> int:
+    """The dim of the derived tensor that a permutation reorders."""
+    if not 0 <= permute.order.dim < len(dims):
+        raise LayoutError(
+            f"dim {permute.order.dim} is reordered, and the tensor has {len(dims)} dims here"
+        )
+    return dims[permute.order.dim]
 
 
 def _split_dims(stack: Stack, dims: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
@@ -195,6 +271,8 @@ def describe(lineage: Lineage, name_of: Callable[[int], str]) -> str:
     """The expression as text, numbered names folded: ``stack(experts.{0-255}.w1.weight)``."""
     if isinstance(lineage, Source):
         return name_of(lineage.node)
+    if isinstance(lineage, Permute):
+        return f"permute({describe(lineage.part, name_of)}, {lineage.order})"
     plain = [part for part in lineage.parts if isinstance(part, Source)]
     if len(plain) == len(lineage.parts):
         inner = ", ".join(fold_names([name_of(part.node) for part in plain]))
@@ -207,6 +285,9 @@ def lineage_to_json(lineage: Lineage) -> dict[str, object]:
     """A JSON form; a stack of plain sources keeps its ids as packed runs."""
     if isinstance(lineage, Source):
         return {"op": "source", "node": lineage.node}
+    if isinstance(lineage, Permute):
+        part = lineage_to_json(lineage.part)
+        return {"op": "permute", "part": part, "order": lineage.order.to_json()}
     if all(isinstance(part, Source) for part in lineage.parts):
         ids = [part.node for part in lineage.parts if isinstance(part, Source)]
         return {"op": "stack", "dim": lineage.dim, "sources": pack_ids(ids)}
@@ -218,6 +299,9 @@ def lineage_from_json(value: dict[str, object]) -> Lineage:
     """The inverse of `lineage_to_json`."""
     if value["op"] == "source":
         return Source(cast(int, value["node"]))
+    if value["op"] == "permute":
+        part = lineage_from_json(cast(dict[str, object], value["part"]))
+        return Permute(part, Order.from_json(cast(Mapping[str, object], value["order"])))
     dim = cast(int, value["dim"])
     if "sources" in value:
         ids = expand_ids(cast(Sequence[int | list[int]], value["sources"]))

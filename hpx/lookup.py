@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 from hpx.errors import UsageError, nearest
 from hpx.graph.nodes import ModuleSpec
-from hpx.lineage import Lineage, Source, sources
+from hpx.lineage import Lineage, Permute, Source, sources
+from hpx.order import Order
 from hpx.provenance import Derivation, Event
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ class Names:
         self.placed: dict[tuple[int, str], int] = {}
         self.place_of: dict[int, tuple[int, str]] = {}
         self.lineages: dict[int, tuple[Lineage, int]] = {}
+        self.orders: dict[int, Order] = {}
         self.tied_to: dict[int, int] = {}
         for event in run.events:
             self._take(event)
@@ -93,6 +95,8 @@ class Names:
             made = cast(Derivation, event.new)
             self._put(event.nodes[0], made.parent, made.name)
             self.lineages[event.nodes[0]] = (made.lineage, event.seq)
+        elif event.kind == "set" and event.key == "order":
+            self.orders.update(dict.fromkeys(event.nodes, cast(Order, event.new)))
         elif event.kind == "rename":
             self._put(event.nodes[0], *cast(tuple[int, str], event.new))
         elif event.kind == "alias":
@@ -120,6 +124,13 @@ class Names:
             for source, index, counts in _places(lineage):
                 found[source] = (node_id, Slot(index, counts, seq))
         return found
+
+    def expression(self, node_id: int) -> Lineage:
+        """How a parameter is computed from original tensors: itself, if nothing was done to it."""
+        made = self.lineages.get(node_id)
+        lineage = Source(node_id) if made is None else made[0]
+        order = self.orders.get(node_id)
+        return lineage if order is None else Permute(lineage, order)
 
     def path(self, node_id: int) -> str:
         """The canonical name of a node, made by a pass or not."""
@@ -251,6 +262,9 @@ def _places(lineage: Lineage) -> Iterator[tuple[int, tuple[int, ...], tuple[int,
         item, index, counts = todo.pop()
         if isinstance(item, Source):
             yield item.node, index, counts
+            continue
+        if isinstance(item, Permute):
+            todo.append((item.part, index, counts))
             continue
         size = (*counts, len(item.parts))
         todo.extend((part, (*index, place), size) for place, part in enumerate(item.parts))

@@ -10,7 +10,7 @@ from typing import Any
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import TensorNode, item_size
 from hpx.layout import REPLICATED, Layout, Range, index_range, local_shape
-from hpx.lineage import describe
+from hpx.lineage import Source, describe
 from hpx.mesh import MeshSpec
 from hpx.plan import Rule
 from hpx.provenance import Provenance
@@ -38,7 +38,8 @@ class Param:
         local_shape: What the first rank holds (no other holds more).
         bytes: Of the global tensor.
         local_bytes: Of the first rank's piece.
-        lineage: ``stack(...)`` for a derived parameter, else None.
+        lineage: ``stack(...)`` for a derived parameter, ``permute(...)`` for one with a packed
+            dim in another order, else None.
         rule: The plan's rule that decided the layout.
         events: The seqs of the events that name it or its names.
         reduce: Axes over which its gradient must be summed besides the data axes.
@@ -125,7 +126,8 @@ def param_of(
     for size in local:
         elements *= size
     events = log.of(node.id)
-    lineage = None if node.lineage is None else describe(node.lineage, entry.path)
+    made = node.expression
+    lineage = None if isinstance(made, Source) else describe(made, entry.path)
     reduce = node.props.get("reduce", ())
     return Param(
         id=node.id,

@@ -16,6 +16,7 @@ from hpx.graph.jsonform import spec_from_json, spec_to_json
 from hpx.graph.nodes import TensorSpec
 from hpx.layout import Layout
 from hpx.lineage import Lineage, lineage_from_json, lineage_to_json, sources
+from hpx.order import Order
 from hpx.plan import Rule
 from hpx.ranges import compact_ids, expand_ids, pack_ids
 
@@ -115,7 +116,7 @@ _TUPLE_KEYS: Final = frozenset(["reduce", "place"])
 
 
 def _encode(key: str | None, value: object) -> object:
-    if isinstance(value, Layout):
+    if isinstance(value, Layout | Order):
         return value.to_json()
     if isinstance(value, Derivation):
         return {
@@ -134,6 +135,8 @@ def _decode(key: str | None, value: Any) -> object:
         return None
     if key == "layout":
         return Layout.from_json(value)
+    if key == "order":
+        return Order.from_json(value)
     if key == "lineage":
         return Derivation(
             value["parent"],

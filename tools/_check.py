@@ -15,7 +15,7 @@ from hpx.errors import HpxError, LayoutError, ManyErrors, UsageError, did_you_me
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import TensorNode, item_size
 from hpx.layout import Layout, local_shape
-from hpx.lineage import describe
+from hpx.lineage import Source, describe
 from hpx.mesh import MeshSpec
 from hpx.params import Param
 from hpx.passes.shard_params import ShardParams
@@ -221,7 +221,9 @@ def _said(
             local_shape=local,
             bytes=node.spec.num_bytes,
             local_bytes=math.prod(local) * item_size(node.spec.dtype),
-            lineage=None if node.lineage is None else describe(node.lineage, entry.path),
+            lineage=None
+            if isinstance(node.expression, Source)
+            else describe(node.expression, entry.path),
             rule=rule,
             events=(),
             reduce=(),

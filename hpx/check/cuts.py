@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from hpx.check.expert_cuts import expert_cut_problem, split_containers
@@ -17,7 +17,8 @@ from hpx.graph.nodes import TensorNode
 from hpx.heads import heads_of
 from hpx.layout import Layout, is_even, per_rank_sizes
 from hpx.mesh import MeshSpec, divisors
-from hpx.plan import Packed, Pattern
+from hpx.packing import patterns_of
+from hpx.plan import Pattern, ShardingPlan
 from hpx.sharding import Decision
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def cut_problems(
         decisions: A resolved layout for every parameter.
         uneven_allowed: Whether a dim may be cut in pieces of different sizes.
     """
-    check = _Cuts(graph, ctx.mesh, decisions, ctx.plan.packed, uneven_allowed)
+    check = _Cuts(graph, ctx.mesh, decisions, ctx.plan, uneven_allowed)
     for node_id, decision in decisions.items():
         node = graph.tensor(node_id)
         if node.spec.placed is not None:
@@ -75,13 +76,13 @@ class _Cuts:
         graph: ModuleGraph,
         mesh: MeshSpec,
         decisions: Mapping[int, Decision],
-        packed: Iterable[Packed],
+        plan: ShardingPlan,
         uneven_allowed: bool,
     ) -> None:
         self.graph = graph
         self.mesh = mesh
         self.decisions = decisions
-        self.packed = [(Pattern.parse(entry.pattern), entry) for entry in packed]
+        self.packed = patterns_of(plan)
         self.uneven_allowed = uneven_allowed
 
     def first_problem(

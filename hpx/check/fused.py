@@ -1,23 +1,25 @@
 """Fused projections: which parameters hold several matrices, and whether a cut keeps them whole.
 
 A plain cut of the packed dim of ``[q; k; v]`` goes across the parts and is silently wrong: with
-rows q0..q3 k0 k1 v0 v1 and tp 2, rank 0 has to hold q0 q1 k0 v0.
+rows q0..q3 k0 k1 v0 v1 and tp 2, rank 0 has to hold q0 q1 k0 v0. The pass pack-fused reorders them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from hpx.check.findings import Finding
 from hpx.check.fused_heads import fused_heads, layers_beside, stands_apart
+from hpx.check.quantised import scales_of
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import ModuleNode, TensorNode
-from hpx.heads import HEAD_DIMS, KV_COUNTS, Q_COUNTS
+from hpx.heads import HEAD_DIMS, KV_COUNTS, Q_COUNTS, attention_at
 from hpx.mesh import divisors
-from hpx.plan import Packed, Pattern
-from hpx.projections import is_projection_name, output_dim, role_of_name
+from hpx.packing import Declared, declared_packed, order_for
+from hpx.plan import Packed
+from hpx.projections import is_projection_name, output_dim, role_of, role_of_name
 
 if TYPE_CHECKING:
     from hpx.sharding import Decision
@@ -38,7 +40,7 @@ def fused_problem(
     node: TensorNode,
     cuts: dict[int, int],
     decisions: Mapping[int, Decision],
-    packed: Sequence[tuple[Pattern, Packed]],
+    packed: Declared,
 ) -> Finding | None:
     """What speaks against cutting a parameter that is, or looks like, a fused projection.
 
@@ -49,14 +51,15 @@ def fused_problem(
         decisions: The layouts of all parameters, its neighbours among them.
         packed: What the plan declares.
     """
-    declared = _declared(graph, node, packed)
+    declared = declared_packed(graph, node, packed)
     if declared is not None:
-        why = packed_problem(declared, node.shape, cuts)
-        if why is None:
-            return None
-        return Finding(
-            node.id, "its packed parts cannot be cut like this", why, "replicate it for now"
+        why = packed_problem(declared, node.shape, cuts) or _split_heads(
+            graph, node, declared, cuts
         )
+        if why is not None:
+            what = "its packed parts cannot be cut like this"
+            return Finding(node.id, what, why, "replicate it, or use another tp")
+        return _not_in_order(node, declared, cuts) or _scales_apart(graph, node)
     dims = [dim for dim in packed_dims(graph, node) if dim in cuts]
     if dims:
         dim, why = dims[0], "would be silently wrong"
@@ -70,29 +73,66 @@ def fused_problem(
         node.id,
         f"it looks like a fused projection and is cut on dim {dim}",
         f"a plain cut in {cuts[dim]} goes across its parts and {why}",
-        "replicate it, or declare its parts under packed: in the plan if they repeat a multiple of"
-        f" {cuts[dim]} times, as head by head; parts that stand one after the other cannot be cut"
-        " today",
+        "replicate it, or declare how its parts lie under packed: in the plan, for pack-fused",
     )
 
 
-def _declared(
-    graph: ModuleGraph, node: TensorNode, packed: Sequence[tuple[Pattern, Packed]]
-) -> Packed | None:
-    """The declaration of a parameter; a bias without its own has that of its weight."""
-    names = graph.names(node.id) if packed else []
-    found = next((e for pattern, e in packed for name in names if pattern.matches(name)), None)
-    if found is not None or node.name != "bias" or len(node.shape) != 1:
-        return found
-    weight = graph.module(node.parent).children.get("weight")
-    if weight is None:
+def _not_in_order(node: TensorNode, packed: Packed, cuts: Mapping[int, int]) -> Finding | None:
+    """A declared parameter whose dim does not have the order that its cut needs."""
+    wanted = order_for(packed, node.shape, cuts)
+    if node.order == wanted:
         return None
-    inherited = _declared(graph, graph.tensor(weight), packed)
-    if inherited is None:
-        return None
-    return Packed(
-        inherited.pattern, 0, inherited.repeat, inherited.parts, inherited.file, inherited.line
+    if node.order is not None:
+        why = f"it was reordered as {node.order}, and needs {wanted or 'its own order'}"
+        return Finding(
+            node.id, "its packed dim has another order", why, "start from the model as it came"
+        )
+    return Finding(
+        node.id,
+        f"it is cut across its packed parts ({packed.where})",
+        f"its parts stand one after the other along dim {packed.dim % len(node.shape)}, and a plain"
+        f" cut in {cuts[packed.dim % len(node.shape)]} goes across them",
+        "add pack-fused, which reorders them, to the pipeline; or replicate it",
     )
+
+
+def _scales_apart(graph: ModuleGraph, node: TensorNode) -> Finding | None:
+    """Scales of a reordered weight that stay in the model's order."""
+    order = node.order
+    for scale in scales_of(graph, node) if order is not None else ():
+        if (
+            order is not None
+            and scale.order is None
+            and scale.shape[order.dim : order.dim + 1] > (1,)
+        ):
+            return Finding(
+                node.id,
+                f"its rows are reordered, and those of {scale.name} are not",
+                f"each scale of {list(scale.shape)} belongs to rows of its weight",
+                "declare the parts of its scales under packed: as well, or replicate both",
+            )
+    return None
+
+
+def _split_heads(
+    graph: ModuleGraph, node: TensorNode, packed: Packed, cuts: Mapping[int, int]
+) -> str | None:
+    """A part of q, k and v whose heads the cut would go through."""
+    found = role_of(graph, node)
+    pieces = cuts.get(packed.dim % len(node.shape), 1)
+    if found is None or found[1] is None or packed.repeat != 1 or pieces == 1:
+        return None
+    size = attention_at(graph, found[0]).head_dim
+    if not size or any(rows % size for _, rows in packed.parts):
+        return None
+    for name, rows in packed.parts:
+        heads = rows // size
+        if heads % pieces:
+            return (
+                f"part {name} has {heads} head{'s' * (heads != 1)} of {size} rows, and {pieces}"
+                f" ranks cannot share them: {heads} % {pieces} = {heads % pieces}"
+            )
+    return None
 
 
 def packed_dims(graph: ModuleGraph, node: TensorNode) -> tuple[int, ...]:
@@ -181,7 +221,7 @@ def _matrices(graph: ModuleGraph, node: TensorNode, *, leaf: bool) -> Iterator[T
 
 
 def packed_problem(packed: Packed, shape: tuple[int, ...], cuts: dict[int, int]) -> str | None:
-    """What speaks against cutting a declared packed parameter; None if the cut keeps parts right.
+    """What speaks against cutting a declared packed parameter, in whatever order its parts lie.
 
     Args:
         packed: Its declaration.
@@ -214,7 +254,3 @@ def _packed_problems(packed: Packed, shape: tuple[int, ...], cuts: dict[int, int
     for name, size in packed.parts:
         if size % pieces:
             yield f"part {name} has {size} rows, {size} % {pieces} = {size % pieces}"
-    yield (
-        f"its parts stand one after the other along dim {dim}, and a plain cut in {pieces} goes"
-        " across them; reordering the rows (pack-fused) is not available yet"
-    )

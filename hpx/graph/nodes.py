@@ -13,7 +13,8 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeAlias, cast
 
 from hpx.layout import Layout
-from hpx.lineage import Lineage
+from hpx.lineage import Lineage, Permute, Source
+from hpx.order import Order
 
 __all__ = [
     "NO_PROPS",
@@ -139,6 +140,17 @@ class TensorNode(NamedTuple):
     @property
     def shape(self) -> tuple[int, ...]:
         return self.spec.shape
+
+    @property
+    def order(self) -> Order | None:
+        """The order that a pass gave to a packed dim, or None if it is the model's own."""
+        return cast("Order | None", self.props.get("order"))
+
+    @property
+    def expression(self) -> Lineage:
+        """How it is computed from original tensors: itself, if no pass did anything to it."""
+        made = self.lineage or Source(self.id)
+        return made if self.order is None else Permute(made, self.order)
 
     @property
     def layout(self) -> Layout | None:

@@ -9,7 +9,7 @@ from hpx.errors import ContractError, HpxError, PassError
 from hpx.graph.edit import derived_spec
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import ModuleNode, TensorNode
-from hpx.lineage import Lineage, Source, Stack
+from hpx.lineage import Lineage, Permute, Source, Stack
 from hpx.mesh import MeshSpec
 from hpx.pipeline.info import Pass
 from hpx.pipeline.request import Request
@@ -262,11 +262,15 @@ class PassContext:
             if all(isinstance(part, Source) and not self._derived(part) for part in lineage.parts):
                 return lineage
             return Stack(tuple(self._close(part) for part in lineage.parts), lineage.dim)
+        if isinstance(lineage, Permute):
+            return lineage._replace(part=self._close(lineage.part))
         return self._derived(lineage) or lineage
 
     def _derived(self, source: Source) -> Lineage | None:
         node = self._graph.nodes[source.node]
-        return node.lineage if isinstance(node, TensorNode) else None
+        if not isinstance(node, TensorNode) or isinstance(node.expression, Source):
+            return None
+        return node.expression
 
     def _record(
         self,

@@ -33,6 +33,7 @@ PRESETS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "default": (
             "tie-weights",
             "stack-experts",
+            "pack-fused",
             "shard-params",
             "update-heads",
             "build-source-info",
@@ -41,6 +42,7 @@ PRESETS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "run": (
             "tie-weights",
             "stack-experts",
+            "pack-fused",
             "shard-params",
             "update-heads",
             "build-source-info",

@@ -12,7 +12,7 @@ for 16 bits. So dtypes stay what they are, and with them whatever the passes dec
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
@@ -27,11 +27,11 @@ from hpx.errors import HpxError
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import TensorNode
 from hpx.layout import REPLICATED
-from hpx.lineage import Lineage, Source
 from hpx.run import Run
 from hpx.runtime.apply import apply
 from hpx.runtime.gather import current_parameter, kept_as, originals
 from hpx.runtime.materialize import attributes_of, give_attributes
+from hpx.runtime.proof import put_together
 from hpx.runtime.record import RECORD, Applied
 from hpx.runtime.restore import restore_from
 
@@ -121,7 +121,7 @@ class Conservation:
             _forget(applied)
         for node in self.run.graph.parameters():
             name = self.run.graph.path(node.id)
-            whole = _stacked(node.lineage or Source(node.id), self.numbers)
+            whole = put_together(node.expression, self.numbers)
             param = self.run.by_name[name]
             index = tuple(slice(*r) for r in param.ranges(self.run.mesh, rank))
             self.compare(f"{name} on rank {rank}", local[node.id], whole[index])
@@ -192,7 +192,7 @@ class Conservation:
         for node in self.run.graph.parameters():
             layout = node.layout or REPLICATED
             view = self.run.mesh.view_of(layout)
-            whole = _stacked(node.lineage or Source(node.id), self.numbers).flatten()
+            whole = put_together(node.expression, self.numbers).flatten()
             expected[whole] += ranks // prod(view.size(axis) for axis, _ in layout.shards)
         for place in (self.held != expected).nonzero()[:1]:
             number = int(place)
@@ -298,12 +298,6 @@ def _playing(rank: int, world_size: int) -> Iterator[None]:
 def _forget(applied: Applied) -> None:
     """Let go of a copy: what is applied to is kept in mind as long as it lives."""
     applied.model.__dict__.pop(RECORD, None)
-
-
-def _stacked(lineage: Lineage, numbers: Mapping[int, Tensor]) -> Tensor:
-    if isinstance(lineage, Source):
-        return numbers[lineage.node]
-    return torch.stack([_stacked(part, numbers) for part in lineage.parts], lineage.dim)
 
 
 def _local(parameter: nn.Parameter) -> Tensor:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import cast
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 from hpx.graph.nodes import TensorNode
-from hpx.lineage import Place, Source, invert
+from hpx.layout import Range
+from hpx.lineage import Place, Spot, invert
 from hpx.run import Run
 from hpx.runtime.record import Applied
 
-__all__ = ["current_parameter", "full_tensor", "kept_as", "originals"]
+__all__ = ["current_parameter", "full_tensor", "kept_as", "originals", "part_at"]
 
 
 def kept_as(run: Run) -> dict[int, int]:
@@ -74,6 +76,24 @@ def originals(
     entry = applied.run.entry
     for node in applied.run.graph.parameters():
         gathered = whole(applied, node)
-        for place in invert(node.lineage or Source(node.id), lambda i: entry.tensor(i).shape):
-            index = tuple(k if isinstance(k, int) else slice(*k) for k in place.index)
-            yield node, place, gathered[index]
+        for place in invert(node.expression, lambda i: entry.tensor(i).shape):
+            yield node, place, part_at(gathered, place.index)
+
+
+def part_at(whole: torch.Tensor, index: Sequence[Spot]) -> torch.Tensor:
+    """The original that lies there; a view, unless a dim has to be put back in order."""
+    part = whole
+    dim = 0
+    for spot in index:
+        if isinstance(spot, int):
+            part = part.select(dim, spot)
+            continue
+        cuts = [part.narrow(dim, start, end - start) for start, end in _spans(spot)]
+        part = cuts[0] if len(cuts) == 1 else torch.cat(cuts, dim)
+        dim += 1
+    return part
+
+
+def _spans(spot: Range | tuple[Range, ...]) -> tuple[Range, ...]:
+    first = spot[0]
+    return (cast(Range, spot),) if isinstance(first, int) else cast(tuple[Range, ...], spot)

@@ -20,6 +20,7 @@ from hpx.runtime.journal import Journal
 from hpx.runtime.localizing import localize
 from hpx.runtime.materialize import Built, Replaced, Sources, attributes_of
 from hpx.runtime.meshes import Meshes
+from hpx.runtime.packed import guard_packed
 from hpx.runtime.record import RECORD, Applied
 from hpx.runtime.ties import guard_ties
 
@@ -44,6 +45,7 @@ def install(
     localize(model, run, meshes, journal)
     _attach(model, run, meshes, journal)
     guard_ties(model, run, journal)
+    guard_packed(model, run, journal)
     journal.set_attribute(model, RECORD, applied)
     applied.handles = journal.handles
     return applied

@@ -165,7 +165,7 @@ def check_sources(run: Run, sources: Sources) -> None:
         PassError: The model is not the one of the run.
     """
     for node in parameters_to_build(run):
-        for source in source_ids(node.lineage or Source(node.id)):
+        for source in source_ids(node.expression):
             sources.parameter(source)
 
 
@@ -183,7 +183,7 @@ def build(run: Run, sources: Sources, meshes: Meshes, *, donate: bool = False) -
     """
     built = Built()
     for node in parameters_to_build(run):
-        ids = list(source_ids(node.lineage or Source(node.id)))
+        ids = list(source_ids(node.expression))
         originals = [sources.parameter(source) for source in ids]
         parameter = build_parameter(node, sources, meshes, donate=donate)
         built.parameters[node.id] = parameter
@@ -222,13 +222,13 @@ def build_parameter(
     Raises:
         PlacementMismatchError: A source is a DTensor with another layout.
     """
-    lineage: Lineage = node.lineage or Source(node.id)
+    lineage = node.expression
     first = sources.parameter(next(source_ids(lineage)))
     permanent = node.props.get("localized") == "permanent"
     if isinstance(first.data, DTensor):
         return _keep_placed(node, first, meshes, permanent=permanent)
     ranges = local_ranges(node, meshes)
-    whole = node.lineage is None and all(
+    whole = isinstance(lineage, Source) and all(
         stop - start == size for (start, stop), size in zip(ranges, node.shape, strict=True)
     )
     keep = whole and donate
@@ -300,6 +300,12 @@ def _keep_placed(
     mesh, placements = meshes.of(layout)
     data = parameter.data
     assert isinstance(data, DTensor)
+    if node.order is not None:
+        raise PlacementMismatchError(
+            f"{node.name} is a DTensor already, and its packed parts are to be reordered",
+            why=f"the rows of a piece are those of the model's own order, not of {node.order}",
+            fix="start from the unsharded model",
+        )
     if tuple(data.placements) == tuple(placements) and data.device_mesh == mesh:
         if not permanent:
             return parameter

@@ -15,7 +15,7 @@ from torch import nn
 from hpx.errors import PassError
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import ModuleNode, TensorNode
-from hpx.lineage import Lineage, Source, Stack, sources
+from hpx.lineage import Lineage, Permute, Source, Stack, sources
 from hpx.pipeline.context import Problem
 from hpx.provenance import Derivation, Event, Provenance, apply_event
 from hpx.ranges import compact_ids
@@ -201,6 +201,8 @@ class _Fitting:
     def lineage(self, lineage: Lineage) -> Lineage:
         if isinstance(lineage, Source):
             return Source(self.ids[lineage.node])
+        if isinstance(lineage, Permute):
+            return lineage._replace(part=self.lineage(lineage.part))
         return Stack(tuple(map(self.lineage, lineage.parts)), lineage.dim)
 
     def check_attribute(self, event: Event, nodes: Iterable[int]) -> None:

@@ -1,21 +1,23 @@
 """The proof that every element is where the run says: ``verify="full"``.
 
 The pieces that a rank was built from are checked against a second, straightforward computation:
-stack the originals whole, then take the rank's index range. One parameter at a time.
+put the originals together whole, then take the rank's index range. One parameter at a time.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 from torch.distributed.tensor import DTensor
 
 from hpx.errors import HpxError
-from hpx.lineage import Lineage, Source
+from hpx.lineage import Lineage, Permute, Source
 from hpx.runtime.gather import current_parameter
 from hpx.runtime.materialize import local_ranges, parameters_to_build
 from hpx.runtime.record import Applied
 
-__all__ = ["verify_elements"]
+__all__ = ["put_together", "verify_elements"]
 
 
 def verify_elements(applied: Applied, originals: dict[int, torch.Tensor]) -> None:
@@ -33,7 +35,7 @@ def verify_elements(applied: Applied, originals: dict[int, torch.Tensor]) -> Non
         local = found.to_local() if isinstance(found, DTensor) else found
         if local.is_meta:
             continue
-        whole = _whole(node.lineage or Source(node.id), originals)
+        whole = put_together(node.expression, originals)
         ranges = local_ranges(node, applied.meshes)
         expected = whole[tuple(slice(start, stop) for start, stop in ranges)]
         if not _same_bits(local, expected):
@@ -53,7 +55,15 @@ def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(flat[0], flat[1])
 
 
-def _whole(lineage: Lineage, originals: dict[int, torch.Tensor]) -> torch.Tensor:
+def put_together(lineage: Lineage, originals: Mapping[int, torch.Tensor]) -> torch.Tensor:
+    """The derived tensor, whole: straightforward, and without what `hpx.lineage.pull` computes."""
     if isinstance(lineage, Source):
         return originals[lineage.node]
-    return torch.stack([_whole(part, originals) for part in lineage.parts], lineage.dim)
+    if isinstance(lineage, Permute):
+        dim, parts, pieces = lineage.order
+        whole = put_together(lineage.part, originals)
+        cut = [
+            part.chunk(pieces, dim) for part in torch.split(whole, [size for _, size in parts], dim)
+        ]
+        return torch.cat([part[piece] for piece in range(pieces) for part in cut], dim)
+    return torch.stack([put_together(part, originals) for part in lineage.parts], lineage.dim)

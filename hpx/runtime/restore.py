@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from hpx.errors import HpxError
 from hpx.graph.nodes import TensorNode
-from hpx.lineage import sources
+from hpx.lineage import Source, sources
 from hpx.runtime.containers import take_containers_out
 from hpx.runtime.gather import current_parameter, full_tensor, kept_as, originals
 from hpx.runtime.journal import Fault, Journal
@@ -114,7 +114,7 @@ def _whole_parameters(
     found: dict[int, nn.Parameter] = {}
     for node, place, tensor in originals(applied, whole):
         current = current_parameter(applied, node)
-        untouched = node.layout is None and node.lineage is None
+        untouched = node.layout is None and isinstance(node.expression, Source)
         if untouched and not isinstance(current, DTensor):  # which FSDP makes of it
             continue
         made = nn.Parameter(tensor.clone(), requires_grad=current.requires_grad)

@@ -129,9 +129,7 @@ def test_f4_a_fused_weight_without_a_declared_layout_is_refused() -> None:
     text = refused(attn(Fused()), fused_plan(), "tp=2")
     assert "attn.qkv.weight, rule 1: it looks like a fused projection" in text
     assert text.endswith(
-        "Fix: replicate it, or declare its parts under packed: in the plan if they repeat a"
-        " multiple of 2 times, as head by head; parts that stand one after the other cannot be cut"
-        " today"
+        "Fix: replicate it, or declare how its parts lie under packed: in the plan, for pack-fused"
     )
 
 
@@ -142,7 +140,21 @@ def test_f4_a_layout_that_goes_head_by_head_may_be_cut() -> None:
     assert done.by_name["attn.qkv.weight"].ranges(done.mesh, 1) == ((6, 12), (0, 4))
 
 
-def test_f4_a_layout_of_whole_parts_is_refused_until_it_can_be_packed() -> None:
+def test_f4_a_layout_of_whole_parts_is_refused_where_nothing_packs_it() -> None:
     """qq kk vv: a plain cut would give rank 0 both q and half of k."""
     declared = {"dim": 0, "parts": {"q": 4, "k": 4, "v": 4}}
-    assert "goes across them" in refused(attn(Fused()), fused_plan(declared), "tp=2")
+    with pytest.raises(HpxError) as caught:
+        hpx.run(attn(Fused()), fused_plan(declared), "tp=2", "@default, !pack-fused")
+    assert "goes across them. Fix: add pack-fused" in str(caught.value)
+
+
+def test_f4_a_layout_of_whole_parts_is_packed() -> None:
+    declared = {"dim": 0, "parts": {"q": 4, "k": 4, "v": 4}}
+    done = hpx.run(attn(Fused()), fused_plan(declared), "tp=2")
+    text = str(done.explain("attn.qkv.weight", rank=1))
+    assert "permute(attn.qkv.weight, dim 0: q 4, k 4, v 4, each in 2)" in text
+    assert [line for line in text.splitlines() if "= attn.qkv.weight" in line] == [
+        "  = attn.qkv.weight [2:4, 0:4]",
+        "  = attn.qkv.weight [6:8, 0:4]",
+        "  = attn.qkv.weight [10:12, 0:4]",
+    ]

@@ -29,10 +29,10 @@ def test_a_changed_layout_has_both_values_and_the_events_that_explain_them(
     assert change.names == ("lm_head.weight",)
     assert FieldChange("layout", "tp:S(0)", "R") in change.fields
     assert change.why_old == (
-        "shard-params (step 3): rule says tp:S(0) [plan.yaml:13 'lm_head.weight' (user file)]",
+        "shard-params (step 4): rule says tp:S(0) [plan.yaml:13 'lm_head.weight' (user file)]",
     )
     assert change.why_new == (
-        "shard-params (step 3): rule says replicate [rule 8 'lm_head.weight' (user, from Python)]",
+        "shard-params (step 4): rule says replicate [rule 8 'lm_head.weight' (user, from Python)]",
     )
 
 

@@ -249,7 +249,7 @@ def test_a_module_shows_its_edited_attributes(moe: Run) -> None:
     text = str(moe.explain("model.layers.0.self_attn"))
     assert "module hpx.bundled_modules.Attention" in text
     assert "  num_heads = 8 -> 4" in text
-    assert "4. update-heads: num_heads: 8 -> 4" in text
+    assert "5. update-heads: num_heads: 8 -> 4" in text
 
 
 def test_an_attribute_is_explained_by_its_own_events(moe: Run) -> None:

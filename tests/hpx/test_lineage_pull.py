@@ -37,6 +37,7 @@ class Case(NamedTuple):
 def straightforward(lineage: Lineage, tensors: dict[int, torch.Tensor]) -> torch.Tensor:
     if isinstance(lineage, Source):
         return tensors[lineage.node]
+    assert isinstance(lineage, Stack)
     return torch.stack([straightforward(part, tensors) for part in lineage.parts], lineage.dim)
 
 

@@ -232,11 +232,12 @@ ONE_AFTER_THE_OTHER = {"qkv.weight": {"dim": 0, "parts": {"q": 16, "k": 4, "v": 
 BY_HEAD = {"qkv.weight": {"dim": 0, "repeat": 4, "parts": {"q": 8, "k": 8, "v": 8}}}
 
 
-def test_parts_one_after_the_other_wait_for_packing() -> None:
+def test_parts_one_after_the_other_are_refused_without_pack_fused() -> None:
     plan = cutting({"tp": "S(0)"}, "qkv.weight", packed=ONE_AFTER_THE_OTHER)
     text = refused(graph_of({"qkv.weight": (24, 8)}), plan)
-    assert "its packed parts cannot be cut like this" in text
-    assert "pack-fused" in text
+    assert "qkv.weight, rule 1: it is cut across its packed parts (packed 'qkv.weight')" in text
+    assert "a plain cut in 2 goes across them" in text
+    assert "add pack-fused" in text
 
 
 def test_a_part_that_does_not_divide_is_named_with_its_rows() -> None:
