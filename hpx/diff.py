@@ -1,4 +1,4 @@
-"""What differs between two runs, parameter by parameter, with the events that explain each side.
+"""What differs between two runs or models, by parameter, with the events that explain each side.
 
 Equal changes of many parameters are one `Change`, whose names fold: 44,544 experts that one run
 stacks and the other does not are a few lines.
@@ -7,21 +7,20 @@ stacks and the other does not are a few lines.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from hpx._text import counted, event_text, rule_place, shape_text
-from hpx.lookup import Names
+from hpx._text import counted, shape_text
+from hpx.diff_sides import FIELDS, GraphSide, RunSide, Side, layout_text, told
+from hpx.graph.graph import ModuleGraph
 from hpx.ranges import fold_names
 
 if TYPE_CHECKING:
     from hpx.params import Param
-    from hpx.plan import Rule
-    from hpx.provenance import Event
     from hpx.run import Run
 
-__all__ = ["Change", "Diff", "FieldChange", "diff_runs"]
+__all__ = ["Change", "Diff", "FieldChange", "diff_models", "diff_runs"]
 
 _NUMBER: Final = re.compile(r"(?<=\.)[0-9]+(?=\.|\b)")
 _MAX_LINES: Final = 6
@@ -121,7 +120,7 @@ class Diff:
             total = len({name for change in changes for name in change.names})
             lines.append(f"{title} ({total:,})")
             lines += [line for change in changes for line in change.lines()]
-        if not self.changes:
+        if not self.changes and self.header:
             lines.append("every parameter has the same layout, by the same rule")
         return "\n".join(lines)
 
@@ -132,7 +131,20 @@ def diff_runs(a: Run, b: Run) -> Diff:
     Parameters are matched by name. A rule differs if it says something else, not if it stands in
     another file or on another line.
     """
-    return Diff(tuple(_header(a, b)), tuple(_Comparison(a, b).changes()))
+    return Diff(tuple(_header(a, b)), tuple(_Comparison(RunSide(a), RunSide(b)).changes()))
+
+
+def diff_models(a: Run | ModuleGraph, b: Run | ModuleGraph) -> Diff:
+    """Compare runs with runs, models with models, or one with the other: ``a`` is the old side.
+
+    What one side does not know is not compared: of a checkpoint its layouts, if it has none, and
+    what only classes tell. Where a model was read from is no difference.
+    """
+    if not isinstance(a, ModuleGraph) and not isinstance(b, ModuleGraph):
+        return diff_runs(a, b)
+    one = GraphSide(a) if isinstance(a, ModuleGraph) else RunSide(a)
+    other = GraphSide(b) if isinstance(b, ModuleGraph) else RunSide(b)
+    return Diff((), tuple(_Comparison(one, other).changes()))
 
 
 def _header(a: Run, b: Run) -> Iterator[tuple[str, str, str]]:
@@ -158,37 +170,6 @@ def _plan_text(run: Run) -> str:
     return f"{run.plan.file or 'a plan from Python'} ({counted(len(run.plan.params), 'rule')})"
 
 
-class _Field(NamedTuple):
-    """A field of a parameter that is compared."""
-
-    name: str
-    text: Callable[[Param], str]
-    key: str | None
-    """The key of the ``set`` events that explain it; None for those of structure."""
-
-
-def _layout_of(param: Param) -> str:
-    return "none" if param.layout is None else str(param.layout)
-
-
-def _rule_of(param: Param) -> str:
-    rule = param.rule
-    return "none" if rule is None else f"{rule.pattern!r} says {rule.layout} ({rule.source})"
-
-
-_FIELDS: Final = (
-    _Field("shape", lambda param: shape_text(param.shape), None),
-    _Field("dtype", lambda param: param.dtype, None),
-    _Field("requires_grad", lambda param: str(param.requires_grad).lower(), None),
-    _Field("lineage", lambda param: param.lineage or "itself", None),
-    _Field("names", lambda param: ", ".join(sorted([param.name, *param.aliases])), None),
-    _Field("layout", _layout_of, "layout"),
-    _Field("mesh", lambda param: param.mesh or "none", "mesh"),
-    _Field("gradient summed over", lambda param: ", ".join(param.reduce) or "none", "reduce"),
-    _Field("rule", _rule_of, "layout"),
-)
-
-
 class _Group(NamedTuple):
     """Equal changes: what they have in common, and of each its name and all its texts."""
 
@@ -211,39 +192,52 @@ class _Group(NamedTuple):
 class _Comparison:
     """Collects equal changes under one key."""
 
-    def __init__(self, a: Run, b: Run) -> None:
+    def __init__(self, a: Side, b: Side) -> None:
         self.a, self.b = a, b
-        self.names_a, self.names_b = Names(a), Names(b)
+        known = a.fields & b.fields
+        self.fields = [field for field in FIELDS if field.name in known]
         self.groups: dict[tuple[object, ...], _Group] = {}
 
     def changes(self) -> Iterator[Change]:
         for param in self.a.params:
             other = self.b.by_name.get(param.name)
-            if other is None:
-                why_new = (_absence(self.b, self.names_b, param.name),)
-                why_old = (_made(self.a, self.names_a, param),)
-                self.add("removed", (), _value_of(param), param.name, why_old, why_new)
-            else:
+            if other is not None:
                 self.compare(param, other)
+            elif not self.is_elsewhere(self.a, self.b, param.name):
+                whys = self.a.made(param), self.b.absence(param.name)
+                self.add("removed", (), self.value(param), param.name, *whys)
         for param in self.b.params:
-            if param.name not in self.a.by_name:
-                why_old = (_absence(self.a, self.names_a, param.name),)
-                why_new = (_made(self.b, self.names_b, param),)
-                self.add("added", (), _value_of(param), param.name, why_old, why_new)
+            if param.name not in self.a.by_name and not self.is_elsewhere(
+                self.b, self.a, param.name
+            ):
+                whys = self.a.absence(param.name), self.b.made(param)
+                self.add("added", (), self.value(param), param.name, *whys)
         self.attributes()
         return (group.change() for group in self.groups.values())
 
+    @staticmethod
+    def is_elsewhere(has: Side, lacks: Side, name: str) -> bool:
+        """Whether a file's tensor, of which only the name is known, is a buffer on the other."""
+        return not has.whole and lacks.has_other(name)
+
+    def value(self, param: Param) -> str:
+        text = f"{shape_text(param.shape)} {param.dtype}"
+        known = any(field.name == "layout" for field in self.fields)
+        return f"{text}, layout {layout_text(param)}" if known else text
+
     def compare(self, old: Param, new: Param) -> None:
-        pairs = ((field, field.text(old), field.text(new)) for field in _FIELDS)
+        pairs = ((field, field.text(old), field.text(new)) for field in self.fields)
         found = [(field, a, b) for field, a, b in pairs if a != b]
         if found:
             fields = [field for field, _, _ in found]
             changes = tuple(FieldChange(field.name, a, b) for field, a, b in found)
-            whys = _why(self.a, old, fields), _why(self.b, new, fields)
+            whys = self.a.why(old, fields), self.b.why(new, fields)
             self.add("changed", changes, "", old.name, *whys)
 
     def attributes(self) -> None:
-        old, new = _edited(self.a, self.names_a), _edited(self.b, self.names_b)
+        if not (isinstance(self.a, RunSide) and isinstance(self.b, RunSide)):
+            return
+        old, new = self.a.edited(), self.b.edited()
         for name in dict.fromkeys([*old, *new]):
             before, after = old.get(name), new.get(name)
             if before and after and before.new == after.new:
@@ -251,9 +245,7 @@ class _Comparison:
             first = before or after
             assert first is not None
             texts = [str(first.old) if e is None else str(e.new) for e in (before, after)]
-            whys = [
-                ("no pass changed it" if e is None else _event_text(e),) for e in (before, after)
-            ]
+            whys = [("no pass changed it" if e is None else told(e),) for e in (before, after)]
             changed = FieldChange(name.rpartition(".")[2], *texts)
             self.add("attribute", (changed,), "", name, *whys)
 
@@ -284,66 +276,3 @@ def _folded(texts: Iterable[str]) -> str:
     """Texts that differ in numbers of names alone, as one."""
     lines = fold_names(dict.fromkeys(texts))
     return lines[0] if len(lines) == 1 else f"{lines[0]}, and the like"
-
-
-def _value_of(param: Param) -> str:
-    return f"{shape_text(param.shape)} {param.dtype}, layout {_layout_of(param)}"
-
-
-def _event_text(event: Event, rule: Rule | None = None) -> str:
-    rule = rule or event.rule
-    where = f" [{rule_place(rule)}]" if rule else ""
-    return f"{event.pass_} (step {event.step}): {event.why}{where}"
-
-
-def _why(run: Run, param: Param, fields: list[_Field]) -> tuple[str, ...]:
-    """The last events that decided the fields, those of structure first."""
-    events = [run.events[seq] for seq in param.events]
-    found: dict[str, None] = {}
-    for key in dict.fromkeys(field.key for field in fields):
-        if key is None:
-            deciding = [event for event in events if event.kind in ("derive", "alias", "rename")]
-        elif key == "mesh" and any(field.key == "layout" for field in fields):
-            continue  # it follows from the layout
-        else:
-            deciding = [event for event in events if event.kind == "set" and event.key == key]
-        if deciding:
-            found[_event_text(deciding[-1])] = None
-        elif key is not None:
-            found[f"no pass decided its {key}"] = None
-    return tuple(found)
-
-
-def _made(run: Run, names: Names, param: Param) -> str:
-    """What made a parameter, if a pass did."""
-    made = names.lineages.get(param.id)
-    if made is None:
-        return "as in the model"
-    return _event_text(run.events[made[1]])
-
-
-def _absence(run: Run, names: Names, name: str) -> str:
-    """Why a run has no parameter of this name."""
-    node_id, rest = names.walk(name)
-    if rest or (node_id not in names.place_of and run.tree.kind(node_id) != "parameter"):
-        return "it never had this name"
-    now, slot = names.became(node_id)
-    if slot is not None:
-        event = run.events[slot.seq]
-        return f"stacked into {names.path(now)} by {event.pass_} (step {event.step})"
-    gone = names.removed.get(now)
-    if gone is not None:
-        return f"{event_text(gone, names.path)} by {_event_text(gone)}"
-    return f"it is one more name of {names.path(now)}"
-
-
-def _edited(run: Run, names: Names) -> dict[str, Event]:
-    """The last event on every edited attribute, by ``module.attribute``."""
-    found: dict[str, Event] = {}
-    for event in run.events:
-        if event.kind == "set" and event.key and event.key.startswith("attributes."):
-            attribute = event.key.removeprefix("attributes.")
-            for node in event.nodes:
-                path = names.path(node)
-                found[f"{path}.{attribute}" if path else attribute] = event
-    return found

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal, cast
 
 import typer
 
@@ -19,12 +19,14 @@ from hpx.tools._streams import answering, tell
 if TYPE_CHECKING:
     from hpx.graph.graph import ModuleGraph
     from hpx.render import Format, Options
+    from hpx.render.conditions import Condition
+    from hpx.render.options import Column, Only
     from hpx.run import Run
-    from hpx.tools._progress import Progress
 
 __all__ = ["app", "main"]
 
-_LONGEST_HEAD: Final = 4096
+_FOUND: Final = 1
+_BINARY: Final = ("png", "pdf")
 
 app = typer.Typer(
     name="hpx-viz",
@@ -60,7 +62,7 @@ def viz(
         ),
     ] = None,
     format: Annotated[  # noqa: A002 - the option's name
-        Literal["text", "svg", "png", "dot"] | None,
+        Literal["text", "json", "html", "svg", "png", "pdf", "dot"] | None,
         typer.Option("--format", "-f", help="Text on stdout if neither -f nor -o is given."),
     ] = None,
     mesh: Annotated[
@@ -72,21 +74,81 @@ def viz(
     step: Annotated[
         int | None, typer.Option(metavar="N", help="The graph after step N; 0: as it came.")
     ] = None,
+    focus: Annotated[
+        list[str] | None,
+        typer.Option(metavar="P", help="Show only what pattern P matches; may be repeated."),
+    ] = None,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(metavar="P", help="Leave out what pattern P matches; may be repeated."),
+    ] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KINDS",
+            help="Show only unsharded, replicated, unset, conflict, tied, experts or changed.",
+        ),
+    ] = None,
     depth: Annotated[int | None, typer.Option(metavar="N", help="Draw N levels.")] = None,
     root: Annotated[str | None, typer.Option(metavar="PATH", help="Begin at this module.")] = None,
     fold: Annotated[
         Literal["auto", "structure", "layout", "none"],
         typer.Option(help="What equal siblings are equal in; auto is layout."),
     ] = "auto",
+    expand: Annotated[
+        list[str] | None,
+        typer.Option(metavar="P", help="Do not fold the siblings that pattern P matches."),
+    ] = None,
+    axis: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Colour the cuts of this mesh axis alone.")
+    ] = None,
+    color_by: Annotated[
+        Literal["layout", "pass", "dtype", "bytes"], typer.Option(help="What colours tell.")
+    ] = "layout",
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES", help="Of text: name,shape,dtype,layout,local_shape,bytes,pass."
+        ),
+    ] = None,
+    sort: Annotated[
+        Literal["tree", "bytes", "name"], typer.Option(help="The order of siblings.")
+    ] = "tree",
+    rank: Annotated[
+        int | None, typer.Option(metavar="R", help="What this rank holds, as index ranges.")
+    ] = None,
+    diff: Annotated[
+        str | None,
+        typer.Option(metavar="OTHER", help="What OTHER, a model or run, adds, removes, changes."),
+    ] = None,
+    dataflow: Annotated[
+        bool, typer.Option("--dataflow", help="Draw traced dataflow edges, if there are any.")
+    ] = False,
     max_nodes: Annotated[int, typer.Option(metavar="N", help="Boxes and rows in a picture.")] = 200,
     direction: Annotated[
         Literal["LR", "TB"] | None,
         typer.Option("--dir", help="Left to right or top down; chosen by the shape if not given."),
     ] = None,
+    engine: Annotated[
+        Literal["auto", "dot", "builtin"],
+        typer.Option(help="Who lays pictures out: Graphviz, or the outline that is built in."),
+    ] = "auto",
     timeout: Annotated[float, typer.Option(metavar="S", help="Seconds that Graphviz gets.")] = 30.0,
-    rank: Annotated[
-        int | None, typer.Option(metavar="R", help="What this rank holds, as index ranges.")
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse a pickle that names foreign code.")
+    ] = False,
+    trust_pickle: Annotated[
+        bool, typer.Option("--trust-pickle", help="Load a pickled module for real: runs its code.")
+    ] = False,
+    fail_on: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHAT", help="Exit 1 if there is any: unset,conflict,unsharded>5%, ..."
+        ),
     ] = None,
+    opens: Annotated[
+        bool, typer.Option("--open", help="Open the file that was written, in a browser.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Say what was drawn, and how long it took.")
@@ -99,56 +161,89 @@ def viz(
 ) -> None:
     """Draw the parameters of a model, or what a run decided for them.
 
-    Equal layers are folded; one that differs stands out. No weight is read.
+    Equal layers are folded; one that differs stands out. No weight is read, and no code of a file
+    is run. Patterns are those of plan files.
 
-    Exit codes: 0 ok; 2 wrong use or no such file; 3 unreadable or unsupported input; 4 refused as
-    unsafe; 5 Graphviz missing or failed; 6 too large or timed out.
+    Exit codes: 0 ok; 1 --fail-on or --diff found something (the output is written); 2 wrong use or
+    no such file; 3 unreadable or unsupported input; 4 refused as unsafe; 5 renderer missing or
+    failed; 6 too large or timed out.
     """
-    from hpx.render import Options
-    from hpx.tools._progress import Progress
+    import time
+    from dataclasses import replace
 
-    chosen = _format(output, format)
+    from hpx.render import Options
+    from hpx.render.conditions import parse_conditions
+    from hpx.render.options import COLUMNS
+    from hpx.tools._progress import Progress
+    from hpx.tools._viz_open import open_other, open_target
+
+    chosen = _format(output, format, opens=opens)
+    conditions = parse_conditions(fail_on)
     options = Options(
         step=step,
         root=root,
+        focus=tuple(focus or ()),
+        ignore=tuple(ignore or ()),
+        only=cast("tuple[Only, ...]", _words(only)),
+        expand=tuple(expand or ()),
         fold=fold,
         depth=depth,
         max_nodes=max_nodes,
         direction=direction,
+        axis=axis,
+        color_by=color_by,
+        columns=cast("tuple[Column, ...]", _words(columns)) if columns is not None else COLUMNS,
+        sort=sort,
+        dataflow=dataflow,
         rank=rank,
+        engine=engine,
         timeout=timeout,
         color=_wants_color(output, no_color=no_color),
     )
-    import time
-
     started = time.perf_counter()
     with Progress(f"reading {target}", "hpx-viz", quiet=quiet) as progress:
-        subject = _open(target, mesh, plan, progress)
+        opened = open_target(target, mesh, plan, progress, strict=strict, trust_pickle=trust_pickle)
+        if diff is not None:
+            progress.say(f"reading {diff}")
+            other = open_other(diff, strict=strict, trust_pickle=trust_pickle)
+            options = replace(options, against=other)
         read = time.perf_counter()
         progress.say(f"drawing {target}")
-        _write(subject, output, chosen, options)
+        found = _draw(opened, output, chosen, options, conditions)
     if output not in (None, "-") and not quiet:
         tell(f"hpx-viz: wrote {output}")
     if verbose:
         drawn = time.perf_counter()
         tell(f"hpx-viz: read in {read - started:.2f} s, drawn in {drawn - read:.2f} s")
+    if opens and output is not None:
+        typer.launch(Path(output).resolve().as_uri())
+    for line in found:
+        tell(f"hpx-viz: {line}")
+    if found:
+        raise typer.Exit(_FOUND)
 
 
-def _format(output: str | None, given: Format | None) -> Format:
+def _format(output: str | None, given: Format | None, *, opens: bool) -> Format:
     """The format, and a refusal of what cannot be written before the work is done."""
     from hpx._files import check_writable
     from hpx.errors import UsageError
     from hpx.render import format_of
 
-    if output in (None, "-"):
-        if given == "png" and sys.stdout.isatty():
-            raise UsageError("a png is nothing for a terminal", fix="give -o picture.png")
+    if output is None or output == "-":
+        if opens:
+            raise UsageError("--open needs a file", fix="add -o picture.html")
+        if given in _BINARY and sys.stdout.isatty():
+            raise UsageError(f"a {given} is nothing for a terminal", fix=f"give -o picture.{given}")
         return given or "text"
-    assert output is not None
     path = Path(output)
     chosen = given or format_of(path)
     check_writable(path)
     return chosen
+
+
+def _words(text: str | None) -> tuple[str, ...]:
+    """The words of a list with commas."""
+    return () if text is None else tuple(word.strip() for word in text.split(","))
 
 
 def _wants_color(output: str | None, *, no_color: bool) -> bool:
@@ -157,79 +252,31 @@ def _wants_color(output: str | None, *, no_color: bool) -> bool:
     return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def _open(text: str, mesh: str | None, plan: str | None, progress: Progress) -> Run | ModuleGraph:
-    """The run or model that a user named; a model with a plan becomes a run."""
-    from hpx.errors import UsageError
+def _draw(
+    opened: Run | ModuleGraph,
+    output: str | None,
+    chosen: Format,
+    options: Options,
+    conditions: tuple[Condition, ...],
+) -> list[str]:
+    """Write the output; what --fail-on and --diff found, one line each."""
+    from hpx.render import draw, save
+    from hpx.render.conditions import failing
+    from hpx.render.more import compared_text
+    from hpx.render.prepare import only, without_only
 
-    if _is_run(text):
-        if mesh is not None or plan is not None:
-            raise UsageError(
-                f"{text} is a run, which has its own mesh and plan",
-                fix="leave --mesh and --plan out, or give the model instead",
-            )
-        from hpx.run import Run
-
-        return Run.load(text)
-    if plan is None:
-        if mesh is not None:
-            raise UsageError("--mesh needs a plan", fix="add --plan plan.yaml")
-        from hpx.graph.sources import open_model
-
-        return open_model(text)
-    from hpx.mesh import MeshSpec
-    from hpx.plan import ShardingPlan
-
-    sharding = ShardingPlan.from_file(plan)
-    spec = mesh or sharding.mesh
-    if spec is None:
-        raise UsageError(
-            "there is no mesh",
-            why=f"{plan} names none",
-            fix="give --mesh such as dp=4,tp=8, or write mesh: in the plan",
-        )
-    parsed = MeshSpec.parse(spec)
-    sharding.check_mesh(parsed)
-    from hpx.graph.sources import open_model
-    from hpx.run import run
-
-    return run(open_model(text), sharding, parsed, progress=progress.step)
-
-
-def _is_run(text: str) -> bool:
-    """Whether this is a file of JSON with the schema of a run; a config.json is JSON as well."""
-    path = Path(text)
-    try:
-        if not path.is_file():
-            return False
-        with path.open("rb") as stream:
-            head = stream.read(_LONGEST_HEAD).lstrip()
-        if not head.startswith(b"{"):
-            return False
-        if b'"hpx.run/' in head:
-            return True
-        if path.suffix != ".json":
-            return False
-        import json
-
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return False  # whoever opens it as a model says what is wrong
-    return isinstance(value, dict) and str(value.get("schema", "")).startswith("hpx.run/")
-
-
-def _write(
-    subject: Run | ModuleGraph, output: str | None, chosen: Format, options: Options
-) -> None:
-    from hpx.render import draw, render
-
+    whole = without_only(opened, options)
+    found = [f"--fail-on: {line}" for line in failing(whole, conditions)]
+    if whole.diff:
+        found.append(f"--diff: {whole.source}: {compared_text(whole)}")
+    subject = only(whole, options)
     if output is None or output == "-":
         data = draw(subject, chosen, options)
         with answering() as stdout:
             stdout.buffer.write(data)
-        return
-    from dataclasses import asdict
-
-    render(subject, output, format=chosen, **asdict(options))
+    else:
+        save(subject, Path(output), chosen, options)
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -7,11 +7,13 @@
    not, and layers that are each tied within themselves are equal.
 3. Siblings with numeric names and equal keys fold, whether neighbours or not. Other siblings stay.
 4. Nothing is dropped: every node of the graph belongs to exactly one group.
+5. A node that is set apart folds with no sibling; neither do the modules above it, unless their
+   other siblings hold one at the same place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
@@ -61,15 +63,22 @@ class FoldedGraph:
         by: What had to be equal.
         groups: The groups; the first is the root.
         keys: A number for every node; equal for nodes that fold.
+        opened: The nodes that were set apart, and the modules above them.
     """
 
     def __init__(
-        self, graph: ModuleGraph, by: FoldBy, groups: list[Group], keys: dict[int, int]
+        self,
+        graph: ModuleGraph,
+        by: FoldBy,
+        groups: list[Group],
+        keys: dict[int, int],
+        opened: Collection[int] = (),
     ) -> None:
         self.graph = graph
         self.by: FoldBy = by
         self.groups = groups
         self.keys = keys
+        self.opened = opened
 
     def owner_of(self) -> dict[int, int]:
         """The group of every node, by id; what is below any member counts to that of the first."""
@@ -109,7 +118,8 @@ class FoldedGraph:
 
         Yields:
             The group above, and the groups, largest first. Only where at least two siblings are
-            equal: otherwise there is nothing that one could differ from.
+            equal: otherwise there is nothing that one could differ from. What was set apart is
+            in none: it is there to be seen as it is.
         """
         nodes = self.graph.nodes
         for group in self.groups:
@@ -118,6 +128,8 @@ class FoldedGraph:
             kinds: dict[str, list[int]] = {}
             for child in group.children:
                 one = self.groups[child]
+                if one.node in self.opened:
+                    continue
                 if (len(one.members) > 1 or _is_number(one.name)) and not one.link:
                     node = nodes[one.node]
                     kind = node.spec.cls if isinstance(node, ModuleNode) else f" {node.kind}"
@@ -146,6 +158,8 @@ def fold_graph(
     by: FoldBy = "structure",
     *,
     decided: Mapping[int, str] | None = None,
+    tags: Mapping[int, str] | None = None,
+    apart: Collection[int] = (),
     start: int | None = None,
 ) -> FoldedGraph:
     """Fold equal siblings with numeric names.
@@ -154,12 +168,31 @@ def fold_graph(
         graph: The graph; it stays as it is.
         by: ``structure``, ``layout``, or ``none`` to give every node a group of its own.
         decided: The pass that decided a parameter's layout, by node id; counts by layout only.
+        tags: What else has to be equal, by node id.
+        apart: Ids of nodes that do not fold, and of modules whose children do not.
         start: Id of the node to begin at; the root if not given.
     """
     ties = _relative_ties(graph)
-    keys = _keys(graph, by, decided or {}, ties)
-    groups = _groups(graph, keys, graph.root if start is None else start, fold=by != "none")
-    return FoldedGraph(graph, by, groups, keys)
+    notes = dict(tags or {})
+    for node_id in apart:
+        notes[node_id] = f"{notes.get(node_id, '')} apart"
+    keys = _keys(graph, by, decided or {}, notes, ties)
+    first = graph.root if start is None else start
+    groups = _groups(graph, keys, first, frozenset(apart), fold=by != "none")
+    return FoldedGraph(graph, by, groups, keys, _with_above(graph, apart))
+
+
+def _with_above(graph: ModuleGraph, apart: Collection[int]) -> set[int]:
+    """The nodes that were set apart, children of such modules, and the modules above."""
+    found: set[int] = set()
+    for node_id in apart:
+        node = graph.nodes[node_id]
+        if isinstance(node, ModuleNode):
+            found.update(node.children.values())
+        while node_id >= 0 and node_id not in found:
+            found.add(node_id)
+            node_id = graph.nodes[node_id].parent
+    return found
 
 
 # -- keys --------------------------------------------------------------------------------------
@@ -169,6 +202,7 @@ def _keys(
     graph: ModuleGraph,
     by: FoldBy,
     decided: Mapping[int, str],
+    tags: Mapping[int, str],
     ties: Mapping[tuple[int, str], object],
 ) -> dict[int, int]:
     numbers: dict[object, int] = {}
@@ -191,6 +225,8 @@ def _keys(
                 key = (key, repr(sorted(edited)))
         if node.more:
             key = (key, ties[node.parent, node.name])
+        if node.id in tags:
+            key = (key, tags[node.id])
         keys[node.id] = number_of(key, len(numbers))
     return keys
 
@@ -263,7 +299,14 @@ def _is_number(name: str) -> bool:
 # -- groups ------------------------------------------------------------------------------------
 
 
-def _groups(graph: ModuleGraph, keys: dict[int, int], start: int, *, fold: bool) -> list[Group]:
+def _groups(
+    graph: ModuleGraph,
+    keys: dict[int, int],
+    start: int,
+    apart: frozenset[int],
+    *,
+    fold: bool,
+) -> list[Group]:
     groups: list[Group] = []
     children: list[list[int]] = []
     todo: list[tuple[int, str, tuple[int, ...], int, bool]] = [
@@ -280,22 +323,29 @@ def _groups(graph: ModuleGraph, keys: dict[int, int], start: int, *, fold: bool)
         if isinstance(node, ModuleNode) and not link:
             below = [
                 (index, text, ids, count * len(ids), is_link)
-                for text, ids, is_link in _siblings(graph.nodes, node, keys, fold=fold)
+                for text, ids, is_link in _siblings(graph.nodes, node, keys, apart, fold=fold)
             ]
             todo.extend(reversed(below))
     return [replace(group, children=tuple(children[group.index])) for group in groups]
 
 
 def _siblings(
-    nodes: Mapping[int, Node], owner: ModuleNode, keys: Mapping[int, int], *, fold: bool
+    nodes: Mapping[int, Node],
+    owner: ModuleNode,
+    keys: Mapping[int, int],
+    apart: frozenset[int],
+    *,
+    fold: bool,
 ) -> list[tuple[str, tuple[int, ...], bool]]:
     """The children of one module as (name or numbers, ids, whether further names)."""
     found: dict[object, tuple[list[str], list[int], bool]] = {}
     here = owner.id
+    fold = fold and here not in apart
     for name, child in owner.children.items():
         node = nodes[child]
         link = node.parent != here or node.name != name
-        key: object = (keys[child], link) if fold and _is_number(name) else name
+        folds = fold and _is_number(name) and child not in apart
+        key: object = (keys[child], link) if folds else name
         names, ids, _ = found.setdefault(key, ([], [], link))
         names.append(name)
         ids.append(child)

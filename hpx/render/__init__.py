@@ -6,17 +6,20 @@ torch, and only pictures need Graphviz.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hpx._files import write_bytes
-from hpx.errors import TooLargeError, UsageError
+from hpx.errors import TooLargeError, UsageError, did_you_mean
 from hpx.graph.graph import ModuleGraph
 from hpx.render.build import build_view
 from hpx.render.dot import view_to_dot
 from hpx.render.options import Format, Options, format_of
+from hpx.render.order import in_order
 from hpx.render.picture import PictureFormat, draw_dot
-from hpx.render.subject import subject_of
+from hpx.render.prepare import prepare
+from hpx.render.subject import Subject
 from hpx.render.text import view_to_text
 from hpx.render.trim import fit, trim
 from hpx.render.viewmodel import View
@@ -42,7 +45,7 @@ _MOST_LAID_OUT = 1000
 """More nodes than this, asked for with ``max_nodes``, are an outline rather than a layout."""
 
 
-def view(target: Run | ModuleGraph, options: Options, *, picture: bool) -> View:
+def view(target: Run | ModuleGraph | Subject, options: Options, *, picture: bool) -> View:
     """The view of a run or graph, cut to what was asked for.
 
     Args:
@@ -54,15 +57,21 @@ def view(target: Run | ModuleGraph, options: Options, *, picture: bool) -> View:
         UsageError: There is no such step or root, or a rank is asked for where no mesh is known.
         MeshError: The mesh has no such rank.
     """
-    subject = subject_of(target, mesh=options.mesh, step=options.step)
+    subject = prepare(target, options)
     if options.rank is not None and subject.mesh is None:
         raise UsageError(
             f"what rank {options.rank} holds is not known",
             why="there is no mesh",
             fix="give a run, or a mesh and a plan",
         )
+    if options.axis is not None:
+        _check_axis(subject, options.axis)
     fold = "layout" if options.fold == "auto" else options.fold
-    made = build_view(subject, fold=fold, root=options.root, rank=options.rank or 0)
+    made = build_view(
+        subject, fold=fold, root=options.root, rank=options.rank or 0, expand=options.expand
+    )
+    made = replace(made, color_by=options.color_by, axis=options.axis)
+    made = in_order(made, options.sort)
     if options.depth is not None:
         made = trim(made, options.depth)
     if not picture:
@@ -70,7 +79,24 @@ def view(target: Run | ModuleGraph, options: Options, *, picture: bool) -> View:
     return fit(made, options.max_nodes, None if options.depth is not None else _PICTURE_DEPTH)
 
 
-def draw(target: Run | ModuleGraph, format: Format, options: Options) -> bytes:  # noqa: A002 - the word of the command line
+def _check_axis(subject: Subject, axis: str) -> None:
+    mesh = subject.mesh
+    if mesh is None:
+        raise UsageError(
+            f"there is no axis {axis!r}",
+            why="there is no mesh",
+            fix="give a run, or a mesh and a plan",
+        )
+    known = dict.fromkeys([*mesh.dense.sizes, *(mesh.expert.sizes if mesh.expert else ())])
+    if axis not in known:
+        raise UsageError(
+            f"there is no axis {axis!r}",
+            why=f"the mesh has {', '.join(known)}",
+            fix=did_you_mean(axis, known) or None,
+        )
+
+
+def draw(target: Run | ModuleGraph | Subject, format: Format, options: Options) -> bytes:  # noqa: A002 - the word of the command line
     """The run or graph in one format.
 
     Raises:
@@ -88,13 +114,20 @@ def draw(target: Run | ModuleGraph, format: Format, options: Options) -> bytes: 
         return view_to_json(target, options)
     if format == "text":
         made = view(target, options, picture=False)
-        return view_to_text(made, color=options.color, ranges=options.rank is not None).encode()
+        return view_to_text(
+            made,
+            color=options.color,
+            ranges=options.rank is not None,
+            columns=options.columns,
+        ).encode()
     return _picture(target, format, options)
 
 
 def _picture(
-    target: Run | ModuleGraph, format: PictureFormat | Literal["dot"], options: Options
-) -> bytes:  # noqa: A002 - the word of the command line
+    target: Run | ModuleGraph | Subject,
+    format: PictureFormat | Literal["dot"],  # noqa: A002 - the word of the command line
+    options: Options,
+) -> bytes:
     if options.engine == "builtin":
         if format != "svg":
             raise UsageError(
@@ -115,7 +148,7 @@ def _picture(
 
 
 def render(
-    target: Run | ModuleGraph,
+    target: Run | ModuleGraph | Subject,
     path: str | Path,
     *,
     format: Format | None = None,  # noqa: A002 - the word of the command line
@@ -140,7 +173,12 @@ def render(
     return save(target, place, format or format_of(place), Options(**options))
 
 
-def save(target: Run | ModuleGraph, place: Path, format: Format, options: Options) -> Path:  # noqa: A002 - the word of the command line
+def save(
+    target: Run | ModuleGraph | Subject,
+    place: Path,
+    format: Format,  # noqa: A002 - the word of the command line
+    options: Options,
+) -> Path:
     """`render`, with the options at hand."""
     try:
         return write_bytes(place, draw(target, format, options))

@@ -10,13 +10,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hpx.graph.fold import FoldBy, FoldedGraph, Group, fold_graph
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import ModuleNode
 from hpx.render.deviations import Deviation, find_deviations
+from hpx.render.matched import matched_names
+from hpx.render.more import more_facts
 from hpx.render.placing import Placer
 from hpx.render.rows import RowMaker
 from hpx.render.subject import Subject
@@ -32,7 +34,12 @@ _MOST_VARIANTS = 4
 
 
 def build_view(
-    subject: Subject, *, fold: FoldBy = "layout", root: str | None = None, rank: int = 0
+    subject: Subject,
+    *,
+    fold: FoldBy = "layout",
+    root: str | None = None,
+    rank: int = 0,
+    expand: Sequence[str] = (),
 ) -> View:
     """The view of a subject.
 
@@ -41,18 +48,33 @@ def build_view(
         fold: What has to be equal for siblings to fold.
         root: The name of the module to begin at.
         rank: The rank whose pieces are shown.
+        expand: Patterns of nodes that do not fold, and of modules whose children do not.
 
     Raises:
-        UsageError: There is no node ``root``.
+        UsageError: There is no node ``root``, or a pattern matches nothing.
         MeshError: The mesh has no such rank.
     """
     graph = subject.graph
     start = graph.root if root is None else _module_at(graph, root)
     placer = Placer(subject.mesh, rank)
     decided = {node_id: decision.pass_ for node_id, decision in subject.decisions.items()}
-    by_layout = fold_graph(graph, "layout", decided=decided, start=start)
-    folded = by_layout if fold == "layout" else fold_graph(graph, fold, start=start)
-    deviations = find_deviations(by_layout, placer, subject.decisions)
+    usual = fold_graph(
+        subject.full_graph,
+        "layout",
+        decided=decided,
+        start=start if start in subject.full_graph.nodes else None,
+    )
+    apart = matched_names(graph, expand, "--expand") if expand else ()
+    if graph is subject.full_graph and fold == "layout" and not apart:
+        folded = usual
+    else:
+        tags = {n: f"{mark} {subject.was.get(n, '')}" for n, mark in subject.compared.items()}
+        folded = fold_graph(graph, fold, decided=decided, tags=tags, apart=apart, start=start)
+    deviations = [
+        found
+        for found in find_deviations(usual, placer, subject.decisions)
+        if any(node_id in graph.nodes for node_id in found.nodes)
+    ]
     marks = _marks(subject, deviations)
     sums = add_up(
         folded,
@@ -60,7 +82,8 @@ def build_view(
         subject.decisions,
         marked=marks.keys(),
         warned={n for p in subject.problems if p.level == "warning" for n in p.nodes},
-        original_parameters=subject.original_parameters,
+        removed={n for n, mark in subject.compared.items() if mark == "removed"},
+        original_parameters=None if subject.selection else subject.original_parameters,
         with_mesh=subject.mesh is not None,
     )
     boxes = _Boxes(folded, sums, RowMaker(folded, sums, subject, marks), marks).build()
@@ -78,6 +101,7 @@ def build_view(
         step=subject.step,
         fold=fold,
         full_depth=max(box.depth for box in boxes),
+        extra=tuple(more_facts(subject)),
     )
 
 
@@ -99,7 +123,7 @@ def _marks(subject: Subject, deviations: list[Deviation]) -> dict[int, Mark]:
             marks.update(dict.fromkeys(problem.nodes, "conflict"))
     for deviation in deviations:
         marks.update(dict.fromkeys(deviation.nodes, "deviates"))
-    return marks
+    return {**marks, **subject.compared}
 
 
 def _deviating(deviations: list[Deviation]) -> list[Finding]:

@@ -32,6 +32,7 @@ def facts(view: View) -> list[tuple[str, str]]:
         size += f", {bytes_text(totals.local_bytes)} on rank {view.rank}"
     pairs.append(("bytes", size))
     pairs.append(("dtype", _dtypes_text(view)))
+    pairs.extend((word, printable(text)) for word, text in view.extra)
     return pairs
 
 

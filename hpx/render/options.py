@@ -130,8 +130,8 @@ class Options:
         _known("engine", self.engine, get_args(Engine))
         for word in self.only:
             _known("only", word, get_args(Only))
-        for word in self.columns:
-            _known("a column", word, get_args(Column))
+        for column in self.columns:
+            _known("a column", column, get_args(Column))
 
 
 def _known(name: str, value: str, known: Collection[str]) -> None:

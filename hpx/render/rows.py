@@ -62,6 +62,7 @@ class RowMaker:
             experts=self._experts(node),
             reduce=tuple(reduce) if isinstance(reduce, tuple) else (),
             mark=self._mark(group, node, total),
+            was=self._subject.was.get(group.node, ""),
             warned=total.warned,
         )
 

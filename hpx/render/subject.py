@@ -10,12 +10,14 @@ from hpx.errors import UsageError
 from hpx.graph.graph import ModuleGraph
 from hpx.mesh import MeshSpec
 from hpx.plan import Rule
+from hpx.render.viewmodel import Mark
 
 if TYPE_CHECKING:
+    from hpx.diff import Diff
     from hpx.pipeline.context import Problem
     from hpx.run import Run
 
-__all__ = ["Decision", "Subject", "subject_of"]
+__all__ = ["Decision", "Subject", "run_until", "subject_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,12 @@ class Subject:
         problems: What the run found.
         original_parameters: How many parameters the model came with, where passes changed that.
         step: Which step of the run this is, in words; None for the last.
+        run: The run, up to the step that is shown.
+        whole: The whole model, where ``graph`` is a part of it or of a comparison.
+        selection: What the graph was cut to, in words.
+        diff: Of a comparison: what differs from an older side.
+        compared: Of a comparison: what it says of nodes, by id. What was removed is in the graph.
+        was: Of what it calls changed: the old values, by id.
     """
 
     graph: ModuleGraph
@@ -47,6 +55,17 @@ class Subject:
     problems: tuple[Problem, ...] = ()
     original_parameters: int | None = None
     step: str | None = None
+    run: Run | None = None
+    whole: ModuleGraph | None = None
+    selection: str = ""
+    diff: Diff | None = None
+    compared: Mapping[int, Mark] = field(default_factory=dict)
+    was: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def full_graph(self) -> ModuleGraph:
+        """The whole model, where ``graph`` is a part of it or holds what a comparison removed."""
+        return self.graph if self.whole is None else self.whole
 
 
 def subject_of(
@@ -64,23 +83,49 @@ def subject_of(
             )
         return Subject(target, target.source, mesh)
     last = len(target.schedule)
-    graph = target.graph if step is None or step == last else target.at(step)
+    run = target if step is None or step == last else run_until(target, step)
     decisions: dict[int, Decision] = {}
-    for event in target.events:
-        if event.kind == "set" and event.key == "layout" and (step is None or event.step <= step):
+    for event in run.events:
+        if event.kind == "set" and event.key == "layout":
             if event.new is None:
                 for node_id in event.nodes:
                     decisions.pop(node_id, None)
             else:
                 decisions.update(dict.fromkeys(event.nodes, Decision(event.pass_, event.rule)))
     return Subject(
-        graph,
+        run.graph,
         str(target.model["source"]),
         target.mesh,
         decisions,
-        target.problems if step is None or step == last else (),
+        run.problems,
         int(target.model["num_parameters"]),
         None if step is None else _step_text(target, step),
+        run,
+    )
+
+
+def run_until(run: Run, step: int) -> Run:
+    """The run as it was after a step: its graph and its events so far; problems come at the end.
+
+    Raises:
+        UsageError: The run has no such step.
+    """
+    from hpx.provenance import Provenance
+    from hpx.run import Run
+
+    return Run(
+        model=run.model,
+        mesh=run.mesh,
+        plan=run.plan,
+        pipeline=run.pipeline,
+        options=run.options,
+        schedule=run.schedule[:step],
+        facts=(),
+        problems=(),
+        log=Provenance([event for event in run.events if event.step <= step]),
+        timings=run.timings[:step],
+        entry=run.entry,
+        graph=run.at(step),
     )
 
 

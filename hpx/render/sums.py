@@ -58,6 +58,7 @@ def add_up(
     *,
     marked: Collection[int] = (),
     warned: Collection[int] = (),
+    removed: Collection[int] = (),
     original_parameters: int | None = None,
     with_mesh: bool = False,
 ) -> Sums:
@@ -69,6 +70,7 @@ def add_up(
         decisions: Who decided the layouts.
         marked: Ids that stand out.
         warned: Ids that a warning names.
+        removed: Ids of what is drawn though it is gone; it counts in no sum.
         original_parameters: How many parameters the model came with.
         with_mesh: Whether bytes per rank can be told.
     """
@@ -90,6 +92,8 @@ def add_up(
         if isinstance(node, ModuleNode):
             continue
         here.tensors += 1
+        if node_id in removed:
+            continue
         if node.kind != "parameter":
             others += 1
             continue

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from hpx._text import bytes_text, counted, printable, shape_text
 from hpx.render.header import facts, legend
+from hpx.render.options import COLUMNS, Column
 from hpx.render.palette import ALERT, shade
 from hpx.render.viewmodel import Box, Row, View
 from hpx.render.words import runs_text, short_dtype
@@ -16,19 +17,30 @@ __all__ = ["view_to_text"]
 
 _NAME_WIDTH: Final = 56
 """A longer name than this moves the columns of its own line only."""
+_IN_LINE: Final[tuple[Column, ...]] = (
+    *("shape", "dtype", "layout", "local_shape", "bytes", "pass"),
+)
+"""The columns after the name, in the order of a line."""
 _DEEPEST: Final = 24
 """Indentation stops growing here: a line of a tree 1,200 deep has to stay readable."""
 
 
-def view_to_text(view: View, *, color: bool = False, ranges: bool = False) -> str:
+def view_to_text(
+    view: View,
+    *,
+    color: bool = False,
+    ranges: bool = False,
+    columns: Collection[Column] = COLUMNS,
+) -> str:
     """The whole view as text.
 
     Args:
         view: The view.
         color: Whether to repeat the layouts in colours of the terminal.
         ranges: Whether to add what the view's rank holds, as index ranges.
+        columns: Which columns; the name is always there.
     """
-    return "\n".join(_Writer(view, color, ranges).lines()) + "\n"
+    return "\n".join(_Writer(view, color, ranges, columns).lines()) + "\n"
 
 
 @dataclass(frozen=True)
@@ -36,18 +48,16 @@ class _Line:
     """One row, in columns."""
 
     name: str
-    shape: str
-    dtype: str
-    token: str
-    local: str
+    cells: tuple[str, ...]
     rest: str
 
 
 class _Writer:
-    def __init__(self, view: View, color: bool, ranges: bool) -> None:
+    def __init__(self, view: View, color: bool, ranges: bool, columns: Collection[Column]) -> None:
         self.view = view
         self.color = color
         self.ranges = ranges
+        self.columns = [column for column in _IN_LINE if column in columns]
         self.lines_of_rows = {
             (box.index, place): self._line(box, item)
             for box in view.boxes
@@ -56,10 +66,10 @@ class _Writer:
         }
         found = self.lines_of_rows.values()
         self.name_width = max((len(x.name) for x in found if len(x.name) <= _NAME_WIDTH), default=0)
-        self.shape_width = max((len(x.shape) for x in found), default=0)
-        self.dtype_width = max((len(x.dtype) for x in found), default=0)
-        self.token_width = max((len(x.token) for x in found), default=0)
-        self.local_width = max((len(x.local) for x in found), default=0)
+        self.widths = [
+            max((len(x.cells[place]) for x in found if x.cells), default=0)
+            for place in range(len(self.columns))
+        ]
 
     def lines(self) -> Iterator[str]:
         yield self._bold(printable(self.view.title))
@@ -126,21 +136,28 @@ class _Writer:
         times = row.count // box.count
         name = _indent(box.depth + 1) + printable(row.label) + (f" x{times}" if times > 1 else "")
         if row.kind == "link":
-            return _Line(name, f"= {printable(row.ties[0])}", "", "", "", "")
-        layouts = self.view.has_layouts and row.kind == "parameter"
-        cut = layouts and row.local_shape is not None and row.local_shape != row.shape
-        return _Line(
-            name,
-            shape_text(row.shape),
-            short_dtype(row.dtype),
-            row.token if layouts else "",
-            f"-> {shape_text(row.local_shape or ())}" if cut else "",
-            "  ".join(self._rest(row)),
-        )
+            return _Line(name, (), f"= {printable(row.ties[0])}")
+        cells = tuple(self._cell(column, row) for column in self.columns)
+        return _Line(name, cells, "  ".join(self._rest(row)))
+
+    def _has_layout(self, row: Row) -> bool:
+        return self.view.has_layouts and row.kind == "parameter"
+
+    def _cell(self, column: Column, row: Row) -> str:
+        if column == "shape":
+            return shape_text(row.shape)
+        if column == "dtype":
+            return short_dtype(row.dtype)
+        if column == "layout":
+            return row.token if self._has_layout(row) else ""
+        if column == "bytes":
+            return bytes_text(row.bytes)
+        if column == "pass":
+            return ", ".join(row.passes)
+        cut = self._has_layout(row) and row.local_shape not in (None, row.shape)
+        return f"-> {shape_text(row.local_shape or ())}" if cut else ""
 
     def _rest(self, row: Row) -> Iterator[str]:
-        if row.passes:
-            yield ", ".join(row.passes)
         if self.ranges and row.ranges is not None:
             yield f"[{', '.join(f'{start}:{end}' for start, end in row.ranges)}]"
         if row.experts is not None:
@@ -153,22 +170,18 @@ class _Writer:
             yield "frozen"
         if row.ties:
             yield f"tied: {', '.join(printable(name) for name in row.ties)}"
+        if row.was:
+            yield f"was {printable(row.was)}"
 
     def _row_line(self, row: Row, line: _Line) -> str:
-        if row.kind == "link":
-            return f"{line.name:<{self.name_width}}  {line.shape}"
-        token = f"{line.token:<{self.token_width}}"
-        if self.color and line.token not in ("", "R"):
-            token = f"\x1b[38;5;{shade(line.token).terminal}m{token}\x1b[0m"
-        parts = [
-            f"{line.name:<{self.name_width}}",
-            f"{line.shape:<{self.shape_width}}",
-            f"{line.dtype:<{self.dtype_width}}",
-        ]
-        if self.token_width:
-            parts.append(token)
-        if self.local_width:
-            parts.append(f"{line.local:<{self.local_width}}")
+        parts = [f"{line.name:<{self.name_width}}"]
+        for column, width, cell in zip(self.columns, self.widths, line.cells, strict=False):
+            if not width:
+                continue
+            aligned = f"{cell:>{width}}" if column == "bytes" else f"{cell:<{width}}"
+            if column == "layout" and self.color and cell not in ("", "R"):
+                aligned = f"\x1b[38;5;{shade(cell).terminal}m{aligned}\x1b[0m"
+            parts.append(aligned)
         parts.append(line.rest)
         text = "  ".join(parts).rstrip()
         return f"{text}  {self._alert('<- ' + row.mark)}" if row.mark else text

@@ -190,7 +190,7 @@ def test_a_checkpoint_shows_no_layouts(hpx_viz: Viz, tmp_path: Path) -> None:
         ([LLAMA, "--timeout", "inf"], 2, "the time limit is inf s"),
         ([], 2, "missing argument MODEL|RUN (see hpx-viz --help)"),
         ([LLAMA, "--steps", "1"], 2, "no such option --steps, did you mean --step?"),
-        ([LLAMA, "-f", "gif"], 2, "'gif' is not one of 'text', 'svg', 'png', 'dot'"),
+        ([LLAMA, "-f", "gif"], 2, "'gif' is not one of 'text', 'json', 'html', 'svg'"),
     ],
 )
 def test_wrong_use_is_one_line_on_stderr(

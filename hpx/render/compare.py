@@ -1,0 +1,118 @@
+"""Draw what differs: the new side's graph, with what it lacks of the old one put back and marked.
+
+1. What was removed stands where it stood, without a layout; it counts in no sum.
+2. What changed says what it was: ``was layout tp:S(1)``.
+3. Ids are those of the new side; what was put back has fresh ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hpx.diff import Change, diff_models
+from hpx.graph.graph import ModuleGraph
+from hpx.graph.nodes import NO_PROPS, ModuleNode, ModuleSpec, TensorNode
+from hpx.render.subject import Subject, run_until, subject_of
+from hpx.render.viewmodel import Mark
+
+if TYPE_CHECKING:
+    from hpx.run import Run
+
+__all__ = ["compared"]
+
+
+def compared(old: Run | ModuleGraph, new: Run | ModuleGraph, step: int | None) -> Subject:
+    """The comparison of two sides as one subject.
+
+    Args:
+        old: The old side.
+        new: The new one, which is drawn.
+        step: Of the old side, if it is a run: what it was after this step.
+
+    Raises:
+        UsageError: The old side has no such step.
+    """
+    before = subject_of(old, step=step)
+    if step is not None and not isinstance(old, ModuleGraph):
+        old = run_until(old, step)
+    after = subject_of(new)
+    diff = diff_models(old, new)
+    graph = after.graph.copy()
+    marks: dict[int, Mark] = {}
+    was: dict[int, str] = {}
+    for change in diff.changes:
+        if change.what == "attribute":
+            continue
+        for name in change.names:
+            node_id = graph.find(name)
+            if change.what == "removed":
+                marks[_put_back(graph, before.graph, name)] = "removed"
+            elif node_id is not None:
+                marks[node_id] = "added" if change.what == "added" else "changed"
+                if change.fields:
+                    was[node_id] = _was(change)
+    return replace(
+        after,
+        graph=graph,
+        source=_sources(before, after),
+        whole=after.graph,
+        diff=diff,
+        compared=marks,
+        was=was,
+    )
+
+
+def _was(change: Change) -> str:
+    return "; ".join(f"{field} {old}" for field, old, _ in change.fields if field != "rule") or (
+        "of another rule"
+    )
+
+
+def _sources(before: Subject, after: Subject) -> str:
+    old = before.source or "a model"
+    if before.step:
+        old = f"{old} ({before.step})"
+    return f"{old} -> {after.source or 'a model'}"
+
+
+def _put_back(graph: ModuleGraph, old: ModuleGraph, name: str) -> int:
+    """Add a tensor of the old graph under its name, with the modules that it needs."""
+    source_id = old.find(name)
+    assert source_id is not None
+    source = old.tensor(source_id)
+    *parts, last = name.split(".")
+    here, known = graph.root, ""
+    for part in parts:
+        known = f"{known}.{part}" if known else part
+        found = graph.find(known)
+        if found is not None and isinstance(graph.nodes[found], ModuleNode):
+            here = found
+            continue
+        here = _add(graph, here, part, _module(old, known))
+    while (wrapped := graph.module(here).spec.wrapper) is not None:
+        here = graph.module(here).children[wrapped]
+    tensor = TensorNode(0, source.kind, 0, last, (), source.spec._replace(placed=None))
+    return _add(graph, here, last, tensor)
+
+
+def _module(old: ModuleGraph, path: str) -> ModuleNode:
+    found = old.find(path)
+    node = None if found is None else old.nodes[found]
+    cls = node.spec.cls if isinstance(node, ModuleNode) else ""
+    return ModuleNode(0, 0, "", (), ModuleSpec(cls), {}, 0, NO_PROPS)
+
+
+def _add(graph: ModuleGraph, parent: int, name: str, node: ModuleNode | TensorNode) -> int:
+    """Put a node below a module; a name that is taken gets a mark of its own."""
+    owner = graph.module(parent)
+    while name in owner.children:
+        name = f"{name} (old)"
+    node_id = graph.take_id()
+    if isinstance(node, ModuleNode):
+        graph.nodes[node_id] = node._replace(id=node_id, parent=parent, name=name)
+    else:
+        graph.nodes[node_id] = node._replace(id=node_id, parent=parent, name=name)
+    graph.nodes[parent] = owner._replace(children={**owner.children, name: node_id}, signature=0)
+    graph.forget_order()
+    return node_id

@@ -1,0 +1,114 @@
+"""Find the nodes that patterns name: one walk down the tree with all of them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hpx.errors import UsageError, nearest
+from hpx.graph.graph import ModuleGraph
+from hpx.graph.nodes import ModuleNode
+from hpx.plan import Pattern
+from hpx.plan.automaton import RuleSet, State
+
+__all__ = ["matched_names", "matched_tensors"]
+
+_MAX_NAMES = 2000
+
+
+def matched_tensors(graph: ModuleGraph, patterns: Sequence[str], option: str) -> set[int]:
+    """The tensors that patterns name, themselves or through a module above them.
+
+    Args:
+        graph: The graph.
+        patterns: As in plan files.
+        option: What asked for them, for messages.
+
+    Raises:
+        UsageError: A pattern matches nothing; has the nearest names.
+        PlanError: A pattern is malformed.
+    """
+    parsed = [Pattern.parse(pattern) for pattern in patterns]
+    found: set[int] = set()
+    used: set[int] = set()
+    for node_id, accepted, above in _walk(graph, RuleSet(parsed)):
+        used.update(accepted)
+        if (accepted or above) and not isinstance(graph.nodes[node_id], ModuleNode):
+            found.add(node_id)
+    _refuse_unused(graph, patterns, used, option)
+    return found
+
+
+def matched_names(graph: ModuleGraph, patterns: Sequence[str], option: str) -> set[int]:
+    """The nodes, modules too, that patterns name themselves.
+
+    Raises:
+        UsageError: A pattern matches nothing; has the nearest names.
+        PlanError: A pattern is malformed.
+    """
+    parsed = [Pattern.parse(pattern) for pattern in patterns]
+    found: set[int] = set()
+    used: set[int] = set()
+    for node_id, accepted, _ in _walk(graph, RuleSet(parsed)):
+        used.update(accepted)
+        if accepted:
+            found.add(node_id)
+    _refuse_unused(graph, patterns, used, option)
+    return found
+
+
+def _walk(graph: ModuleGraph, rules: RuleSet) -> list[tuple[int, tuple[int, ...], bool]]:
+    """Every place of every node below the root: its id, what accepts it, whether one above is."""
+    nodes = graph.nodes
+    found: list[tuple[int, tuple[int, ...], bool]] = []
+    todo: list[tuple[int, State, bool, tuple[int, ...]]] = [
+        (graph.root, rules.start(), False, (graph.root,))
+    ]
+    while todo:
+        node_id, state, above, shared = todo.pop()
+        node = nodes[node_id]
+        assert isinstance(node, ModuleNode)
+        for name, child_id in node.children.items():
+            child = nodes[child_id]
+            wrapped = name == node.spec.wrapper
+            following = rules.through(state, name) if wrapped else state[name]
+            found.append((child_id, following.accepted, above))
+            if not isinstance(child, ModuleNode):
+                continue
+            inside = above or bool(following.accepted)
+            if not child.more:
+                todo.append((child_id, following, inside, shared))
+            elif child_id not in shared:  # one that contains itself ends
+                todo.append((child_id, following, inside, (*shared, child_id)))
+    return found
+
+
+def _refuse_unused(
+    graph: ModuleGraph, patterns: Sequence[str], used: set[int], option: str
+) -> None:
+    for index, pattern in enumerate(patterns):
+        if index in used:
+            continue
+        close = _near(graph, pattern)
+        raise UsageError(
+            f"{option} {pattern!r} matches nothing in {graph.source or 'the model'}",
+            fix=f"did you mean {', '.join(close)}?" if close else None,
+        )
+
+
+def _near(graph: ModuleGraph, pattern: str) -> list[str]:
+    """Names that look like the pattern: those next to where it stops matching, else any."""
+    if not set("*{[") & set(pattern):
+        return graph.names_near(pattern)
+    parsed = Pattern.parse(pattern)
+    reached: dict[int, list[str]] = {}
+    for node in graph.walk():
+        name = graph.path(node.id)
+        progress = parsed.progress(name) if name else None
+        if progress is not None and len(names := reached.setdefault(progress.matched, [])) < (
+            _MAX_NAMES
+        ):
+            names.append(name)
+    if not reached:
+        return []
+    names = reached[max(reached)]
+    return nearest(pattern, names, similarity=0.0)
