@@ -8,6 +8,7 @@
 6. A module may lack the newer of torch's tables of hooks; one without parameters, buffers and
    modules of its own was never initialised and is refused.
 7. Head counts that a class has for all its modules, and numpy's integers, count as integers.
+8. A ``torch.fx`` graph module brings its dataflow edges along; an exported program is a graph, too.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Collection, Iterator
 from operator import itemgetter
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from hpx.errors import InputError
 from hpx.graph.alike import HOOK_TABLES, HOOKS, Columns, alike
@@ -29,6 +30,9 @@ from hpx.graph.nodes import ModuleSpec, TensorKind, TensorSpec
 from hpx.graph.storage import Storages
 from hpx.graph.traits import computed_names, placed_as, unwrapped, wrapped_child
 from hpx.heads import KV_COUNTS, Q_COUNTS
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
 
 __all__ = ["graph_from_module"]
 
@@ -47,13 +51,24 @@ _MANY: Final = 4
 """So many siblings are worth a look whether they are all alike."""
 
 
-def graph_from_module(model: nn.Module, *, source: str = "") -> ModuleGraph:
-    """The graph of a module.
+def graph_from_module(model: nn.Module | ExportedProgram, *, source: str = "") -> ModuleGraph:
+    """The graph of a module, or of an exported program.
 
     Raises:
         InputError: A parameter is lazy, or overlaps a part of another's storage.
     """
-    return _Importer().run(model, source or f"module:{type(model).__qualname__}")
+    if type(model).__name__ == "ExportedProgram":
+        from hpx.flow.exported import graph_from_exported
+
+        return graph_from_exported(cast("ExportedProgram", model), source or "exported program")
+    module = cast(nn.Module, model)
+    graph = _Importer().run(module, source or f"module:{type(model).__qualname__}")
+    if isinstance(module, fx.GraphModule):
+        from hpx.flow.feeds import add_feeds
+        from hpx.flow.trace import trace_feeds
+
+        add_feeds(graph, trace_feeds(module, graph))
+    return graph
 
 
 class _Form:

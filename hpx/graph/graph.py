@@ -16,7 +16,9 @@ from hpx.graph.nodes import ModuleNode, Node, TensorNode
 if TYPE_CHECKING:
     import networkx as nx
     import torch
+    from torch.export import ExportedProgram
 
+    from hpx.flow.feeds import Feeds
     from hpx.graph.fold import FoldedGraph
 
 __all__ = ["ModuleGraph"]
@@ -30,6 +32,8 @@ class ModuleGraph:
         root: Id of the root module.
         source: What the graph was read from, for people.
         hints: What the model itself declares, JSON-able: ``tied`` pairs, ``config`` values.
+        feeds: Dataflow edges as (from, to) ids of modules, in the order in which they run; empty
+            where nothing was traced (see `hpx.flow`).
         has_structure: False for a tree made from names alone (a state dict): classes, attributes
             and buffers are unknown there.
     """
@@ -38,6 +42,7 @@ class ModuleGraph:
         "_next_id",
         "_order",
         "_parameters",
+        "feeds",
         "has_structure",
         "hints",
         "nodes",
@@ -54,12 +59,14 @@ class ModuleGraph:
         has_structure: bool = True,
         next_id: int | None = None,
         order: Sequence[int] | None = None,
+        feeds: Sequence[tuple[int, int]] = (),
     ) -> None:
         self.nodes = nodes
         self.root = 0
         self.source = source
         self.hints: dict[str, object] = dict(hints or {})
         self.has_structure = has_structure
+        self.feeds: tuple[tuple[int, int], ...] = tuple(feeds)
         self._next_id = len(nodes) if next_id is None else next_id
         self._order = order
         self._parameters: Sequence[int] | None = None
@@ -67,8 +74,18 @@ class ModuleGraph:
     # -- importers ---------------------------------------------------------------------------
 
     @classmethod
-    def from_module(cls, model: torch.nn.Module, *, source: str = "") -> ModuleGraph:
-        """Import a module: real, meta or fake tensors, or DTensors; data is never read."""
+    def from_module(
+        cls, model: torch.nn.Module | ExportedProgram, *, source: str = ""
+    ) -> ModuleGraph:
+        """Import a module: real, meta or fake tensors, or DTensors; data is never read.
+
+        Args:
+            model: The module, a ``torch.fx`` graph module, or an exported program.
+            source: What it was read from, for people.
+
+        Raises:
+            InputError: A parameter is lazy, or overlaps a part of another's storage.
+        """
         from hpx.graph.from_module import graph_from_module
 
         return graph_from_module(model, source=source)
@@ -286,6 +303,7 @@ class ModuleGraph:
             has_structure=self.has_structure,
             next_id=self._next_id,
             order=self._order,
+            feeds=self.feeds,
         )
         twin._parameters = self._parameters
         return twin
@@ -307,6 +325,24 @@ class ModuleGraph:
 
     def __repr__(self) -> str:
         return f"ModuleGraph({self.source or 'model'}, {len(self.nodes)} nodes)"
+
+    def trace(self, model: torch.nn.Module, inputs: object = None) -> Feeds:
+        """Trace the model that this graph came from, and keep its dataflow edges in ``feeds``.
+
+        Args:
+            model: The model; stays as it is, and no data is read.
+            inputs: Example inputs: a tuple, a mapping by name or one tensor; None for what the
+                forward seems to take.
+
+        Returns:
+            The edges, or why there are none.
+        """
+        from hpx.flow.feeds import add_feeds
+        from hpx.flow.trace import trace_feeds
+
+        found = trace_feeds(model, self, inputs)
+        add_feeds(self, found)
+        return found
 
     # -- views -------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ _FACTORY: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*
 _SIMILAR: Final = 0.6
 _SUFFIXES: Final = (".safetensors", ".json")
 _TAKEN: Final = (
-    "give .safetensors, .pt, .pth or .bin, a checkpoint folder, a config.json,"
+    "give .safetensors, .pt, .pth, .bin or .pt2, a checkpoint folder, a config.json,"
     " or package.module:factory"
 )
 
@@ -131,6 +131,10 @@ def _open_file(path: Path, text: str) -> ModuleGraph:
         return _open_json(path, text)
     if path.suffix == ".safetensors" or path.suffix in TORCH_SUFFIXES:
         return _open_weights(path, text, f"checkpoint:{_relative(text)}")
+    if path.suffix == ".pt2":
+        from hpx.flow.exported import graph_from_pt2
+
+        return graph_from_pt2(path, text)
     if path.suffix == ".py":
         raise InputError(f"{text} is a program", fix=f"name a function in it: {path.stem}:function")
     kind = f"'{path.suffix}' files" if path.suffix else "files without a suffix"
