@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final, Literal
 
 from hpx.check.findings import grouped
 from hpx.check.head_counts import unclear_counts
@@ -13,10 +14,12 @@ from hpx.heads import attentions
 from hpx.pipeline import Pass, PassInfo, register
 from hpx.pipeline.context import PassContext
 from hpx.roles import Role, roles
+from hpx.roles.places import relative
 
 __all__ = ["InsertCollectives"]
 
-_INSTALLER = "hpx.runtime.boundaries:install"
+_INSTALLER: Final = "hpx.runtime.boundaries:install"
+_INSTALLERS: Final = {"stream": "hpx.runtime.stream:install"}
 
 
 @register
@@ -35,7 +38,15 @@ class InsertCollectives(Pass):
        embedding cut on its width (but for one with a column a head, beside cut heads), a bias that
        is not cut as its layer, a whole tensor of which it is not known on which side of a sum it
        stands, a head count of which it is not known whether what it counts is cut.
-    8. Where tp is not active, nothing is attached. What is attached already stays.
+    8. ``sp=true``, sequence parallelism: between layers a rank holds some positions of the stream.
+       The first layer of a list cuts it and the last one gathers it, regions gather what they read,
+       and rowwise layers leave each rank its positions of the sum. Norms, biases and other whole
+       parameters that a rank reads for its own positions have their gradient summed over tp. A
+       module that is not cut and may look at all positions (whole attention, routed experts) is
+       computed with all of them, by all ranks alike. Refused: layers in no list, a parameter that
+       is shared by layers and something else, a boundary that is a layer itself.
+    9. ``loss=parallel``: logits stay in columns, as DTensors, for ``loss_parallel()`` of torch.
+    10. Where tp is not active, nothing is attached. What is attached already stays.
     """
 
     info = PassInfo(
@@ -45,12 +56,17 @@ class InsertCollectives(Pass):
         writes={"attach", "attributes", "boundary", "reduce"},
     )
 
+    sp: bool = False
+    """Cut the stream between layers on the sequence."""
+    loss: Literal["gather", "parallel"] = "gather"
+    """Gather the logits, or leave them in columns for a loss that is computed in parts."""
+
     def run(self, graph: ModuleGraph, ctx: PassContext) -> None:
         """Find every boundary, then attach."""
         if ctx.mesh.size("tp", 1) == 1:
             ctx.note("tp is not active: no boundary needs a collective")
             return
-        found = roles(graph, ctx.mesh, ctx.plan)
+        found = roles(graph, ctx.mesh, ctx.plan, sp=self.sp, loss=self.loss)
         unclear = unclear_counts(graph, ctx.plan, attentions(graph, ctx.mesh))
         findings = grouped(ctx, [*found.findings, *unclear])
         if findings:
@@ -61,6 +77,9 @@ class InsertCollectives(Pass):
         if found.partial:
             why = "beside a cut matrix of its LoRA layer: each rank has a part of the gradient"
             ctx.set(found.partial, "reduce", ("tp",), why=why)
+        if found.positions:
+            why = "read for the positions that a rank has: each has a part of the gradient"
+            ctx.set(found.positions, "reduce", ("tp",), why=why)
         _narrow(graph, ctx, found.widths)
         todo: dict[str, list[Role]] = {}
         for role in found.boundaries:
@@ -76,7 +95,8 @@ class InsertCollectives(Pass):
             seq = ctx.set([role.module for role in group], "boundary", name, why=why)
             for role in group:
                 options = _options(graph, role)
-                ctx.attach(role.module, _INSTALLER, options, why=_reason(role, why), cause=seq)
+                installer = _INSTALLERS.get(role.kind, _INSTALLER)
+                ctx.attach(role.module, installer, options, why=_reason(role, why), cause=seq)
 
 
 def _narrow(graph: ModuleGraph, ctx: PassContext, widths: list[tuple[int, str, int]]) -> None:
@@ -105,12 +125,21 @@ _WHY = {
     "rowwise": "its inputs are cut: each rank has a part of the sum, summed over tp",
     "embedding": "its rows are cut: ids of other ranks give zeros, summed over tp",
     "lm_head": "its rows are cut: logits are gathered over tp",
+    "stream": "its layers have a part of the sequence each: cut at the first, gathered at the last",
+    "whole": "it may look at all positions: each rank computes it with all of them",
     "declared": "declared in the plan",
 }
 
 
 def _options(graph: ModuleGraph, role: Role) -> dict[str, object]:
-    return {
+    if role.kind == "stream":
+        return {
+            "axis": "tp",
+            "name": graph.path(role.module),
+            "layers": [relative(graph, layer, role.module) for layer in role.layers],
+            "regions": [relative(graph, region, role.module) for region in role.regions],
+        }
+    made: dict[str, object] = {
         "kind": role.kind,
         "axis": "tp",
         "name": graph.path(role.module) or "the model",
@@ -120,10 +149,18 @@ def _options(graph: ModuleGraph, role: Role) -> dict[str, object]:
         "bias": role.bias,
         "rowwise": list(role.rowwise),
     }
+    if role.sequence:
+        made["sequence"] = True
+    return made
 
 
 def _reason(role: Role, why: str) -> str:
     parts = [why]
+    if role.output == "columns":
+        parts[0] = "its rows are cut: logits stay in columns, for a loss that is computed in parts"
+    if role.sequence:
+        at = "gathered from" if role.kind == "region" else "given to"
+        parts.append(f"in a stream that is cut on the sequence: {at} the positions of all ranks")
     if role.bias is not None:
         parts.append("its bias is added once, after the sum")
     if role.declared is not None and role.role != "declared":

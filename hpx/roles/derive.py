@@ -91,7 +91,7 @@ class Deriver:
             if dim == 0:
                 sizes = (node.shape[1], node.shape[0])
                 self.tables.append(Cut(node.id, owner, name, *sizes, owner))
-            elif not self.places.counts_heads(owner, node.shape[1]):
+            elif not self.places.counts_heads(module.parent, node.shape[1]):
                 self._find(
                     node.id,
                     "an embedding is cut on its width",
@@ -105,7 +105,9 @@ class Deriver:
             (self.columns if dim == out else self.rows).append(cut)
         elif len(node.shape) == 1:
             self._vector(node, module)
-        elif not self.places.is_declared(owner):
+        elif not (
+            self.places.is_declared(owner) or self.places.counts_heads(owner, node.shape[dim or 0])
+        ):
             self._find(
                 node.id,
                 f"it is cut on tp, and has {len(node.shape)} dims",

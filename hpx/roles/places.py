@@ -13,7 +13,7 @@ from hpx.plan.boundary import Boundary
 from hpx.projections import is_projection, layer_weight, output_dim
 from hpx.roles.types import Cut
 
-__all__ = ["Places", "of_all_layers"]
+__all__ = ["Places", "of_all_layers", "relative"]
 
 
 def of_all_layers(path: str) -> str:
@@ -23,6 +23,12 @@ def of_all_layers(path: str) -> str:
     'h.*.mlp'
     """
     return ".".join("*" if part.isdigit() else part for part in path.split("."))
+
+
+def relative(graph: ModuleGraph, node_id: int, module: int) -> str:
+    """The name of a node inside a module, as ``get_submodule`` takes it."""
+    inner, outer = graph.registered_path(node_id), graph.registered_path(module)
+    return inner.removeprefix(outer).lstrip(".")
 
 
 _HEADS: Final = frozenset(["lm_head", "embed_out", "output_projection"])
@@ -59,13 +65,12 @@ class Places:
         """Whether the plan takes care of a module, or of one around it."""
         return any(one in self.declared for one in self.above(module))
 
-    def counts_heads(self, table: int, columns: int) -> bool:
-        """Whether an embedding stands in attention whose heads are cut, with a column for each."""
-        around = self.graph.nodes[table].parent
-        if self.region_of(around) is None:
+    def counts_heads(self, module: int, size: int) -> bool:
+        """Whether a module is attention whose heads are cut, and has so many of them."""
+        if self.region_of(module) is None:
             return False
-        attention = attention_at(self.graph, around)
-        return attention.q_is_cut and attention.num_heads == columns
+        attention = attention_at(self.graph, module)
+        return attention.q_is_cut and attention.num_heads == size
 
     def layer(self, owner: int) -> int:
         """The LoRA layer around the owner of a matrix, or the owner itself."""
@@ -131,5 +136,4 @@ class Places:
 
     def relative(self, node_id: int, module: int) -> str:
         """The name of a node inside a module, as ``get_submodule`` takes it."""
-        inner, outer = self.graph.registered_path(node_id), self.graph.registered_path(module)
-        return inner.removeprefix(outer).lstrip(".")
+        return relative(self.graph, node_id, module)

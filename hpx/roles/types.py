@@ -39,24 +39,30 @@ class Role:
         module: Its id.
         kind: What `hpx.runtime.boundaries` makes of it.
         role: ``attention``, ``mlp``, ``colwise``, ``rowwise``, ``embedding``, ``lm_head`` or
-            ``declared``.
+            ``declared``; under sequence parallelism also ``stream`` and ``whole``.
         inputs: Inputs by name, ``R`` or ``none``; None for the first one.
-        output: What is done to its output.
+        output: What is done to its output; ``columns`` leaves them apart, as one DTensor.
         size: Rows or columns over all ranks, where the runtime needs them.
         bias: Path of the bias to withhold.
         rowwise: Paths of the rowwise layers inside.
         declared: The plan's entry, if one changed it.
+        sequence: Whether it stands in a stream that is cut on the sequence.
+        layers: Of a stream: the modules that work on it, in their order.
+        regions: Of a stream: the boundaries whose input it is.
     """
 
     module: int
-    kind: Literal["region", "rowwise", "embedding", "head"]
+    kind: Literal["region", "rowwise", "embedding", "head", "stream", "whole"]
     role: str
     inputs: dict[str, str] | None = None
-    output: Literal["sum", "gather"] | None = None
+    output: Literal["sum", "gather", "columns"] | None = None
     size: int | None = None
     bias: str | None = None
     rowwise: tuple[str, ...] = ()
     declared: Boundary | None = None
+    sequence: bool = False
+    layers: tuple[int, ...] = ()
+    regions: tuple[int, ...] = ()
 
 
 @dataclass
@@ -71,6 +77,8 @@ class Roles:
         partial: Parameters that are whole, of whose gradient every rank has a part, though they are
             outside a region: in a LoRA layer.
         widths: (module, name, value) of integers by which a colwise layer views its outputs.
+        positions: Parameters that are whole and read by a rank for its own positions of a
+            sequence, so that every rank has a part of their gradient.
     """
 
     boundaries: list[Role] = field(default_factory=list)
@@ -78,3 +86,4 @@ class Roles:
     whole: list[int] = field(default_factory=list)
     partial: list[int] = field(default_factory=list)
     widths: list[tuple[int, str, int]] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, MutableMapping
 from types import FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
@@ -19,15 +19,19 @@ from torch import nn
 from hpx.errors import NotRunnableError
 from hpx.runtime.journal import Journal
 
+if TYPE_CHECKING:
+    from hpx.runtime.stream import Stream
+
 __all__ = ["Around", "Boundary", "Call", "Swaps", "around", "fill", "settle"]
 
 
 class Call:
     """One call of a module: what was swapped for it, and what a boundary keeps until its end."""
 
-    __slots__ = ("kept", "swaps")
+    __slots__ = ("kept", "stream", "swaps")
 
-    def __init__(self) -> None:
+    def __init__(self, stream: Stream | None = None) -> None:
+        self.stream = stream
         self.swaps: list[tuple[MutableMapping[str, Any], str, object, object]] = []
         self.kept: Any = None
 
@@ -69,12 +73,14 @@ class Around:
         swaps: What puts local tensors in.
         boundary: What changes inputs and outputs.
         region: The hooks of the module whose input this one relies on, if it is inside a region.
+        stream: The stream of hidden states that enters this module, if that is cut on the sequence.
     """
 
     def __init__(self) -> None:
         self.swaps: Swaps | None = None
         self.boundary: Boundary | None = None
         self.region: Around | None = None
+        self.stream: Stream | None = None
         self._open: list[Call] = []
 
     def before(
@@ -85,7 +91,7 @@ class Around:
             self._close(_calls_of(module) - 1)
         if self.region is not None and not self.region._open:
             _refuse_outside(module)
-        call = Call()
+        call = Call(self.stream)
         self._open.append(call)
         if self.swaps is not None:
             self.swaps.enter(module, call)

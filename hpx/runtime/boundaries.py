@@ -6,7 +6,12 @@
   if told so;
 - ``rowwise``: sums its output; its bias is withheld during the call and added once after the sum;
 - ``embedding``: looks up the ids of its own rows, and sums;
-- ``head``: copies its input, and puts the columns of all ranks side by side.
+- ``head``: copies its input, and puts the columns of all ranks side by side, or leaves them where
+  they are, as a DTensor, for a loss that is computed in parts;
+- ``whole``: see `hpx.runtime.stream`.
+
+With ``sequence`` a region and a rowwise layer stand in a stream that is cut on the sequence: what
+is copied in is gathered from the ranks first, and of a sum each rank gets its own positions.
 
 Inputs are found by name or by position, as the caller gave them. Of an output that is a tuple, a
 dict or a dataclass, the first floating tensor is meant.
@@ -14,8 +19,6 @@ dict or a dataclass, the first floating tensor is meant.
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Final, cast
 
@@ -23,14 +26,17 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from hpx.errors import HpxError, NotRunnableError
+from hpx.errors import HpxError
 from hpx.layout import per_rank_sizes
 from hpx.runtime.around import Call, around, fill
-from hpx.runtime.collectives import Group, gather_last_dim, reduce_from_region
+from hpx.runtime.collectives import Group, columns, gather_last_dim, reduce_from_region
 from hpx.runtime.inputs import Inputs
 from hpx.runtime.journal import Journal
 from hpx.runtime.local import local_part
 from hpx.runtime.meshes import Meshes
+from hpx.runtime.outputs import on_output
+from hpx.runtime.sequence import enter_stream, sum_into_stream
+from hpx.runtime.stream import Whole, following
 
 __all__ = ["install"]
 
@@ -44,11 +50,11 @@ def install(
 
     Args:
         module: The module.
-        options: ``kind`` (``region``, ``rowwise``, ``embedding``, ``head``), ``axis``, ``name`` for
-            messages, and what the kind needs: ``inputs`` (``{name: "R" | "none"}``, or None for the
-            first one), ``output`` (``sum``, ``gather`` or None), ``size`` (rows or columns over all
-            ranks), ``bias`` (path of the bias to withhold), ``rowwise`` (paths of the rowwise
-            layers inside a region).
+        options: ``kind`` (``region``, ``rowwise``, ``embedding``, ``head``, ``whole``), ``axis``,
+            ``name`` for messages, and what the kind needs: ``inputs`` (``{name: "R" | "none"}``, or
+            None for the first one), ``output`` (``sum``, ``gather``, ``columns`` or None), ``size``
+            (rows or columns over all ranks), ``bias`` (path of the bias to withhold), ``rowwise``
+            (paths of the rowwise layers inside a region), ``sequence`` (whether the stream is cut).
         meshes: The meshes of the model.
         journal: Where the change is noted.
 
@@ -72,21 +78,34 @@ class _Region:
         self.inputs = Inputs(module, options["name"], options["inputs"])
         self.output: str | None = options["output"]
         self.name: str = options["name"]
+        self.sequence: bool = options.get("sequence", False)
         self.sizes = per_rank_sizes(options["size"], group.size) if options.get("size") else None
 
     def enter(
-        self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _call: Call
+        self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call
     ) -> Arguments | None:
-        return self.inputs.copied(args, kwargs, self.group.group)
+        if not self.sequence:
+            return self.inputs.copied(args, kwargs, self.group.group)
+        stream = call.stream
+        if stream is not None and following(stream):
+            stream.check(self.inputs.value(args, kwargs), self.name)
+        return self.inputs.gathered(args, kwargs, self.group.group)
 
     def leave(self, _module: nn.Module, _call: Call, result: Any) -> Any:
         if self.output is None:
             return None
+        return on_output(result, self._whole, self.name)
+
+    def _whole(self, x: Tensor) -> Tensor:
+        """What the ranks have put together, or this rank's positions of it."""
+        group = self.group.group
         if self.output == "sum":
-            return _on_output(result, lambda x: reduce_from_region(x, self.group.group), self.name)
-        sizes = self.sizes
-        assert sizes is not None
-        return _on_output(result, lambda x: gather_last_dim(x, self.group.group, sizes), self.name)
+            return _sum(x, self.group, self.name if self.sequence else None)
+        assert self.sizes is not None
+        if self.output == "columns":
+            return columns(x, self.group, sum(self.sizes))
+        whole = gather_last_dim(x, group, self.sizes)
+        return enter_stream(whole, group, self.name) if self.sequence else whole
 
 
 class _Rowwise:
@@ -95,6 +114,7 @@ class _Rowwise:
     def __init__(self, module: nn.Module, options: Mapping[str, Any], group: Group) -> None:
         self.group = group
         self.name: str = options["name"]
+        self.stream = self.name if options.get("sequence") else None
         bias: str = options["bias"] or ""
         path, _, self.bias = bias.rpartition(".")
         self.owner = module.get_submodule(path) if path else None
@@ -119,10 +139,10 @@ class _Rowwise:
         bias = call.kept
 
         def summed(x: Tensor) -> Tensor:
-            out = reduce_from_region(x, self.group.group)
+            out = _sum(x, self.group, self.stream)
             return out if bias is None else out + bias.to(out.dtype)
 
-        return _on_output(result, summed, self.name)
+        return on_output(result, summed, self.name)
 
 
 class _Embedding:
@@ -164,7 +184,7 @@ class _Embedding:
         def summed(x: Tensor) -> Tensor:
             return reduce_from_region(x.masked_fill(elsewhere.unsqueeze(-1), 0), self.group.group)
 
-        return _on_output(result, summed, self.name)
+        return on_output(result, summed, self.name)
 
 
 _KINDS: Final[Mapping[str, Callable[[nn.Module, Mapping[str, Any], Group], Any]]] = {
@@ -172,7 +192,15 @@ _KINDS: Final[Mapping[str, Callable[[nn.Module, Mapping[str, Any], Group], Any]]
     "rowwise": _Rowwise,
     "embedding": _Embedding,
     "head": _Region,
+    "whole": Whole,
 }
+
+
+def _sum(x: Tensor, group: Group, stream: str | None) -> Tensor:
+    """The sum over the group; in a stream that is cut, this rank's positions of it."""
+    if stream is not None:
+        return sum_into_stream(x, group.group, stream)
+    return reduce_from_region(x, group.group)
 
 
 def _check_embedding(module: nn.Module, name: str, *, declared: bool) -> None:
@@ -193,39 +221,3 @@ def _check_embedding(module: nn.Module, name: str, *, declared: bool) -> None:
             why="whether it looks up the ids that it is given, is not known",
             fix="replicate it; or, if it does, name its input under boundaries: in the plan",
         )
-
-
-def _on_output(result: Any, change: Callable[[Tensor], Tensor], name: str) -> Any:
-    """The result with its first floating tensor changed."""
-    if isinstance(result, Tensor):
-        return change(result)
-    if isinstance(result, tuple | list):
-        for index, value in enumerate(result):
-            if _is_activation(value):
-                values = [*result[:index], change(value), *result[index + 1 :]]
-                if hasattr(result, "_make"):
-                    return type(result)._make(values)
-                return type(result)(values)
-    elif isinstance(result, Mapping) or dataclasses.is_dataclass(result):
-        named = result if isinstance(result, Mapping) else vars(result)
-        for key, value in named.items():
-            if _is_activation(value):
-                return _with(result, key, change(value))
-    raise NotRunnableError(
-        f"the output of {name} has no tensor",
-        why=f"it is a {type(result).__name__}, and the parts of it have to be put together",
-        fix="declare the module whose output is the tensor under boundaries: in the plan",
-    )
-
-
-def _is_activation(value: object) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()
-
-
-def _with(result: Any, key: str, value: Tensor) -> Any:
-    made = copy.copy(result)
-    if isinstance(made, Mapping):
-        made[key] = value  # type: ignore[index]
-    else:
-        object.__setattr__(made, key, value)  # a frozen one too: it is our copy
-    return made

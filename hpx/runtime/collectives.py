@@ -5,6 +5,7 @@
 - `reduce_from_region`: every rank has a part of the sum; the gradient of the whole is that of each
   part.
 - `gather_last_dim`: every rank has some columns; each takes its own columns of the gradient.
+- `columns`: the same columns as one DTensor, left where they are.
 
 Gradients are those of one device, not multiplied by the number of ranks. Nothing is communicated
 in a group of one rank, and no argument is changed. Under ``torch.compile`` the functional
@@ -21,8 +22,16 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed import _functional_collectives as functional
+from torch.distributed.tensor import DTensor, Shard
 
-__all__ = ["Group", "all_reduce_sum", "copy_to_region", "gather_last_dim", "reduce_from_region"]
+__all__ = [
+    "Group",
+    "all_reduce_sum",
+    "columns",
+    "copy_to_region",
+    "gather_last_dim",
+    "reduce_from_region",
+]
 
 if TYPE_CHECKING:
     from hpx.runtime.meshes import Meshes
@@ -39,6 +48,7 @@ class Group:
     def __init__(self, meshes: Meshes, axis: str) -> None:
         mesh = meshes.sub(axis)
         self.axis = axis
+        self.mesh = mesh
         self.group = mesh.get_group()
         self.size = self.group.size()
         self.rank = self.group.rank()
@@ -77,6 +87,22 @@ def gather_last_dim(x: Tensor, group: ProcessGroup, sizes: Sequence[int]) -> Ten
         return _all_gather(x, group, sizes)
     applied = _Gather.apply(x, group, tuple(sizes))  # type: ignore[no-untyped-call]
     return cast(Tensor, applied)
+
+
+def columns(x: Tensor, group: Group, size: int) -> Tensor:
+    """The columns of all ranks as one DTensor, each where it is: nothing is sent.
+
+    Args:
+        x: The columns of this rank, in the last dim.
+        group: The ranks, in the order of their columns.
+        size: How many columns they have together.
+    """
+    shape = torch.Size((*x.shape[:-1], size))
+    strides = torch.empty(shape, device="meta").stride()
+    last = x.dim() - 1  # torch does not take S(-1) for S(2)
+    return DTensor.from_local(
+        x, group.mesh, (Shard(last),), run_check=False, shape=shape, stride=strides
+    )
 
 
 def all_reduce_sum(x: Tensor, group: ProcessGroup) -> Tensor:

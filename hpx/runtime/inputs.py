@@ -12,6 +12,7 @@ from torch.distributed import ProcessGroup
 
 from hpx.errors import HpxError, NotRunnableError, did_you_mean
 from hpx.runtime.collectives import copy_to_region
+from hpx.runtime.sequence import gather_for_region
 
 __all__ = ["Inputs"]
 
@@ -85,6 +86,12 @@ class Inputs:
                 )
         return tuple(given), kwargs
 
+    def value(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The first of the wanted inputs; None if it is not given."""
+        key = self.wanted[0] if self.wanted else self.first
+        index = self.position.get(key, -1)
+        return args[index] if 0 <= index < len(args) else kwargs.get(key)
+
     def copied(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], group: ProcessGroup
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -94,27 +101,70 @@ class Inputs:
             NotRunnableError: One of them is not given; or another one needs a gradient, and nobody
                 has said whether the region reads it.
         """
-        copies: dict[int, Tensor] = {}
+        copied = _Once(lambda x: copy_to_region(x, group))
+        return self._with_others(*self.changed(args, kwargs, copied), copied)
 
-        def copied(x: Tensor) -> Tensor:
-            found = copies.get(id(x))
-            if found is None:  # one tensor given twice is copied, and its gradient summed, once
-                found = copies[id(x)] = copy_to_region(x, group)
-            return found
+    def gathered(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], group: ProcessGroup
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with the wanted inputs gathered from parts of a sequence into the region.
 
-        new_args, new_kwargs = self.changed(args, kwargs, copied)
+        What another sequence gives (the states of an encoder) is whole, and copied in.
+
+        Raises:
+            NotRunnableError: As `copied`.
+        """
+        first = self.value(args, kwargs)
+
+        def enter(x: Tensor) -> Tensor:
+            if x is first or _is_beside(x, first):
+                return gather_for_region(x, group, self.name)
+            return copy_to_region(x, group)
+
+        entered = _Once(enter)
+        return self._with_others(*self.changed(args, kwargs, entered), entered)
+
+    def whole(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], change: Callable[[Tensor], Tensor]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with everything changed that has as many positions as the first input.
+
+        Raises:
+            NotRunnableError: The first input is not given.
+        """
+        first = self.value(args, kwargs)
+        changed = _Once(lambda x: change(x) if x is first or _is_beside(x, first) else x)
+        args, kwargs = self.changed(args, kwargs, changed)
+        skip = {*self.left, *_ALSO_READ}
+        args = tuple(
+            value if self.at.get(index) in skip else _on_tensors(value, changed)
+            for index, value in enumerate(args)
+        )
+        return args, {
+            key: value if key in skip else _on_tensors(value, changed)
+            for key, value in kwargs.items()
+        }
+
+    def _with_others(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], change: Callable[[Tensor], Tensor]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The same with those inputs changed that attention reads as well."""
         if torch.is_grad_enabled():
             for key in self.optional:
                 index = self.position.get(key, -1)
-                if 0 <= index < len(new_args):
-                    changed = _on_tensors(new_args[index], copied)
-                    new_args = (*new_args[:index], changed, *new_args[index + 1 :])
-                elif new_kwargs.get(key) is not None:
-                    new_kwargs = {**new_kwargs, key: _on_tensors(new_kwargs[key], copied)}
-            self._check_others(new_args, new_kwargs)
-        return new_args, new_kwargs
+                if 0 <= index < len(args):
+                    args = (*args[:index], _on_tensors(args[index], change), *args[index + 1 :])
+                elif kwargs.get(key) is not None:
+                    kwargs = {**kwargs, key: _on_tensors(kwargs[key], change)}
+            self._check_others(args, kwargs)
+        return args, kwargs
 
     def _check_others(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Look for inputs that need a gradient, and of which nobody has said what becomes of them.
+
+        Raises:
+            NotRunnableError: There is one.
+        """
         settled = (*self.wanted, *self.optional, *self.left)
         for index, value in enumerate(args):
             if not isinstance(value, int | None) and _needs_gradient(value):
@@ -132,6 +182,31 @@ class Inputs:
                 fix=f"declare it under boundaries: in the plan: input: {{{self.first}: R,"
                 f" {key}: R}} if the cut weights read it, {key}: none if not",
             )
+
+
+class _Once:
+    """A change of tensors; one that is given twice is changed, and its gradient summed, once."""
+
+    def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
+        self.change = change
+        self.done: dict[int, Tensor] = {}
+
+    def __call__(self, x: Tensor) -> Tensor:
+        found = self.done.get(id(x))
+        if found is None:
+            found = self.change(x)
+            self.done[id(x)] = self.done[id(found)] = found
+        return found
+
+
+def _is_beside(x: Tensor, first: object) -> bool:
+    """Whether a tensor is of the same part of a sequence as the first input."""
+    return (
+        isinstance(first, Tensor)
+        and x.dim() == 3
+        and x.is_floating_point()
+        and x.shape[:2] == first.shape[:2]
+    )
 
 
 def _on_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

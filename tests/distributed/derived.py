@@ -24,7 +24,9 @@ _CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
-def derived_deviations(name: str, mesh: str) -> tuple[int, dict[str, float]]:
+def derived_deviations(
+    name: str, mesh: str, pipeline: str = "@run", wrap: str | None = None
+) -> tuple[int, dict[str, float]]:
     """How many parameters the derived plan cuts, and deviations by tensor.
 
     Experts are stacked in transformers already, so that every name is the model's own.
@@ -42,7 +44,7 @@ def derived_deviations(name: str, mesh: str) -> tuple[int, dict[str, float]]:
     MODELS[key] = (build, plan.to_yaml())  # type: ignore[assignment]
     number = sum(bool(rule.layout.shards) for rule in plan.params)
     with no_casts():
-        expected, found = whole_step(key, 1), sharded_step(key, mesh, "@run")
+        expected, found = whole_step(key, 1), sharded_step(key, mesh, pipeline, wrap)
     assert found.keys() <= expected.keys(), found.keys() - expected.keys()
     far = {name: deviation(value, expected[name]) for name, value in found.items()}
     # The bias of a key moves all scores of a query alike: its gradient is nothing but rounding.

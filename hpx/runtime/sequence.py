@@ -1,0 +1,175 @@
+"""What crosses the edge between a whole sequence and its parts, each with its gradient.
+
+Under sequence parallelism a rank holds some positions of the stream, [batch, length / ranks,
+features]: as many on every rank, in the order of the ranks. Four ways lead in and out:
+
+- `enter_stream`: a whole tensor, the same on all ranks, is cut; its gradient is gathered.
+- `leave_stream`: the positions of all ranks are gathered, and read by all ranks alike; each takes
+  its own positions of the gradient.
+- `gather_for_region`: the positions are gathered, and each rank computes a part with them; the
+  parts of the gradient are summed, and each rank gets its own positions.
+- `sum_into_stream`: every rank has a part of a sum over all positions, and gets its own positions
+  of the sum; the gradient is gathered.
+
+Gradients are those of one device. No argument is changed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed import _functional_collectives as functional
+
+from hpx.errors import NotRunnableError
+
+__all__ = ["enter_stream", "gather_for_region", "leave_stream", "sum_into_stream"]
+
+_DIM: Final = 1
+"""The dim of positions."""
+
+
+def enter_stream(x: Tensor, group: ProcessGroup, name: str) -> Tensor:
+    """The positions of this rank, of a tensor that all ranks have.
+
+    Raises:
+        NotRunnableError: It is not [batch, length, features], or its length cannot be divided.
+    """
+    _check_whole(x, group, name)
+    if not _recorded(x):
+        return _own(x, group)
+    return cast(Tensor, _Enter.apply(x, group, name))  # type: ignore[no-untyped-call]
+
+
+def leave_stream(x: Tensor, group: ProcessGroup, name: str) -> Tensor:
+    """The positions of all ranks, for what all ranks do alike.
+
+    Raises:
+        NotRunnableError: It is not [batch, length, features].
+    """
+    _check_dims(x, name)
+    if not _recorded(x):
+        return _all_gather(x, group)
+    return cast(Tensor, _Leave.apply(x, group, name))  # type: ignore[no-untyped-call]
+
+
+def gather_for_region(x: Tensor, group: ProcessGroup, name: str) -> Tensor:
+    """The positions of all ranks, of which each rank computes some heads or channels.
+
+    Raises:
+        NotRunnableError: It is not [batch, length, features].
+    """
+    _check_dims(x, name)
+    if not _recorded(x):
+        return _all_gather(x, group)
+    return cast(Tensor, _Gather.apply(x, group, name))  # type: ignore[no-untyped-call]
+
+
+def sum_into_stream(x: Tensor, group: ProcessGroup, name: str) -> Tensor:
+    """The positions of this rank, of the sum over the group.
+
+    Raises:
+        NotRunnableError: It is not [batch, length, features], or its length cannot be divided.
+    """
+    _check_whole(x, group, name)
+    if not _recorded(x):
+        return _reduce_scatter(x, group)
+    return cast(Tensor, _Sum.apply(x, group, name))  # type: ignore[no-untyped-call]
+
+
+def _recorded(x: Tensor) -> bool:
+    return torch.is_grad_enabled() and x.requires_grad
+
+
+def _check_dims(x: Tensor, name: str) -> None:
+    if x.dim() != 3:
+        raise NotRunnableError(
+            f"{name}: a stream of {x.dim()} dims cannot be cut on its sequence",
+            why=f"it is {list(x.shape)}, and sequence parallelism knows [batch, length, features]",
+            fix="run without sequence parallelism: insert-collectives{sp=false}",
+        )
+
+
+def _check_whole(x: Tensor, group: ProcessGroup, name: str) -> None:
+    _check_dims(x, name)
+    length, ranks = x.shape[_DIM], group.size()
+    if length % ranks:
+        raise NotRunnableError(
+            f"{name}: a sequence of {length} cannot be divided by tp = {ranks}",
+            why=f"every rank holds as many positions, and {length} % {ranks} = {length % ranks}",
+            fix=f"pad the sequence to {length + ranks - length % ranks}, or run without sequence"
+            " parallelism",
+        )
+
+
+class _Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup, name: str) -> Tensor:
+        ctx.edge = group, name
+        return _own(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return leave_stream(grad, *ctx.edge), None, None
+
+
+class _Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup, name: str) -> Tensor:
+        ctx.edge = group, name
+        return _all_gather(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return enter_stream(grad, *ctx.edge), None, None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup, name: str) -> Tensor:
+        ctx.edge = group, name
+        return _all_gather(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return sum_into_stream(grad, *ctx.edge), None, None
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup, name: str) -> Tensor:
+        ctx.edge = group, name
+        return _reduce_scatter(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return gather_for_region(grad, *ctx.edge), None, None
+
+
+def _own(x: Tensor, group: ProcessGroup) -> Tensor:
+    """The positions of this rank, in memory of their own."""
+    length = x.shape[_DIM] // group.size()
+    return x.detach().narrow(_DIM, group.rank() * length, length).clone()
+
+
+def _all_gather(x: Tensor, group: ProcessGroup) -> Tensor:
+    x = x.detach().contiguous()
+    if torch.compiler.is_compiling():
+        return functional.all_gather_tensor(x, _DIM, group)
+    pieces = x.new_empty((group.size(), *x.shape))
+    dist.all_gather_single(pieces.flatten(0, 1), x, group)
+    return pieces.movedim(0, _DIM).flatten(_DIM, _DIM + 1)
+
+
+def _reduce_scatter(x: Tensor, group: ProcessGroup) -> Tensor:
+    x = x.detach()
+    if torch.compiler.is_compiling():
+        found = functional.reduce_scatter_tensor(x.contiguous(), "sum", _DIM, group)
+        return cast(Tensor, found)
+    pieces = torch.stack(x.chunk(group.size(), _DIM))
+    out = torch.empty_like(pieces[0])
+    dist.reduce_scatter_single(out, pieces.flatten(0, 1), group=group)
+    return out

@@ -1,0 +1,247 @@
+"""Sequence parallelism on real modules: where the stream is cut, and where it is whole again.
+
+`install` is what ``insert-collectives{sp=true}`` attaches to the module around a list of layers.
+The first layer cuts its input on the sequence, the last one gathers its output: so what the model
+computes before the layers (positions, masks) and after them (a norm, a head) sees whole sequences.
+Between them
+
+- regions and rowwise layers gather and sum by themselves (see `hpx.runtime.boundaries`);
+- a module that has to see all positions, and is not cut on tp, is computed **whole**, on every
+  rank: its input is gathered, and of its output each rank takes its own positions;
+- everything else works position by position.
+
+Layers that run in another order, or end before the last one, are refused, as the stream would be
+cut twice or returned in parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from hpx.errors import NotRunnableError
+from hpx.runtime.around import Call, around, fill
+from hpx.runtime.collectives import Group
+from hpx.runtime.inputs import Inputs
+from hpx.runtime.journal import Journal
+from hpx.runtime.meshes import Meshes
+from hpx.runtime.outputs import on_output
+from hpx.runtime.sequence import enter_stream, leave_stream
+
+__all__ = ["Stream", "Whole", "install"]
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def install(
+    module: nn.Module, options: Mapping[str, Any], meshes: Meshes, journal: Journal
+) -> None:
+    """Cut the stream of a list of layers on the sequence.
+
+    Args:
+        module: The module that runs the layers.
+        options: ``axis``, ``name`` for messages, ``layers`` (paths of the layers, in the order in
+            which they run) and ``regions`` (paths of the boundaries whose input is the stream).
+        meshes: The meshes of the model.
+        journal: Where the change is noted.
+    """
+    group = Group(meshes, options["axis"])
+    if group.size == 1:
+        return
+    paths: list[str] = options["layers"]
+    stream = Stream(options["name"], len(paths))
+    fill(journal, around(module, journal), "boundary", _Runs(stream, group))
+    for index, path in enumerate(paths):
+        layer = module.get_submodule(path)
+        name = f"{options['name']}.{path}" if options["name"] else path
+        fill(journal, around(layer, journal), "boundary", _Layer(layer, name, index, stream, group))
+    for path in options["regions"]:
+        fill(journal, around(module.get_submodule(path), journal), "stream", stream)
+
+
+class Stream:
+    """How far one run through the layers has come.
+
+    Attributes:
+        name: The module that runs them.
+        number: How many layers there are.
+        length: Positions over all ranks.
+        own: Positions of this rank.
+        at: The layer that ran last; -1 outside of the layers.
+    """
+
+    def __init__(self, name: str, number: int) -> None:
+        self.name = name
+        self.number = number
+        self.length = self.own = 0
+        self.at = -1
+
+    def enter(self, index: int, name: str) -> None:
+        """A layer begins.
+
+        Raises:
+            NotRunnableError: It is not the first one, and that one did not run; or one after it
+                did.
+        """
+        if index and not 0 <= self.at < index:
+            ran = "none of the layers ran before it" if self.at < 0 else f"layer {self.at} did"
+            raise NotRunnableError(
+                f"{name} is called out of order",
+                why=f"the sequence is cut at layer 0 and gathered after layer {self.number - 1}, "
+                f"and {ran}",
+                fix="run the layers in the order of their list, or insert-collectives{sp=false}",
+            )
+        self.at = index
+
+    def check(self, x: object, name: str) -> None:
+        """Look at what enters a region.
+
+        Raises:
+            NotRunnableError: It does not have the positions of one rank.
+        """
+        shape = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[1] != self.own:
+            raise NotRunnableError(
+                f"the input of {name} is {shape}, and should be [batch, {self.own}, features]",
+                why=f"of {self.length} positions this rank has {self.own}: under sequence"
+                " parallelism it takes what the layers before it have left",
+                fix="give it the hidden states of its layer as they are, or"
+                " insert-collectives{sp=false}",
+            )
+
+
+def following(stream: Stream | None) -> bool:
+    """Whether a call is one of a forward: layers that are computed again in backward are not."""
+    return (
+        stream is not None
+        and not torch.compiler.is_compiling()
+        and torch._C._current_graph_task_id() == -1
+    )
+
+
+class _Runs:
+    """The module that runs the layers: what it returns is whole."""
+
+    def __init__(self, stream: Stream, group: Group) -> None:
+        self.stream = stream
+        self.group = group
+
+    def enter(self, _module: nn.Module, _args: Any, _kwargs: Any, _call: Call) -> None:
+        self.stream.at = -1
+
+    def leave(self, _module: nn.Module, _call: Call, result: Any) -> Any:
+        stream = self.stream
+        if following(stream) and stream.at >= 0:
+            raise NotRunnableError(
+                f"{stream.name or 'the model'} ends after layer {stream.at} of {stream.number}",
+                why=f"the sequence is gathered after layer {stream.number - 1}, so that what it"
+                f" returns would be {stream.own} of {stream.length} positions",
+                fix="run all layers, or insert-collectives{sp=false}",
+            )
+        states = getattr(result, "hidden_states", None)
+        if isinstance(states, tuple) and hasattr(result, "to_tuple"):
+            result["hidden_states"] = tuple(self._whole(state) for state in states)
+            return result
+        return None
+
+    def _whole(self, state: Any) -> Any:
+        """A hidden state that somebody recorded between two layers."""
+        stream = self.stream
+        if not isinstance(state, Tensor) or state.dim() != 3 or state.shape[1] != stream.own:
+            return state
+        return leave_stream(state, self.group.group, f"hidden states of {stream.name}")
+
+
+class _Layer:
+    """One of the layers; the first one cuts the stream, the last one gathers it."""
+
+    def __init__(
+        self, module: nn.Module, name: str, index: int, stream: Stream, group: Group
+    ) -> None:
+        self.name, self.index = name, index
+        self.first, self.last = index == 0, index == stream.number - 1
+        self.stream = stream
+        self.group = group
+        self.inputs = Inputs(module, name, None)
+
+    def enter(
+        self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _call: Call
+    ) -> Arguments | None:
+        stream = self.stream
+        forward = following(stream)
+        if forward:
+            stream.enter(self.index, self.name)
+        if forward:
+            self._check_others(args, kwargs)
+        if not self.first:
+            if forward:
+                stream.check(self.inputs.value(args, kwargs), self.name)
+            return None
+
+        def cut(x: Tensor) -> Tensor:
+            own = enter_stream(x, self.group.group, self.name)
+            if forward:
+                stream.length, stream.own = x.shape[1], own.shape[1]
+            return own
+
+        return self.inputs.changed(args, kwargs, cut)
+
+    def _check_others(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuse another activation of the whole sequence: the layer would add it to a part."""
+        first = self.inputs.value(args, kwargs)
+        for key, value in (*enumerate(args), *kwargs.items()):
+            name = self.inputs.at.get(key, str(key)) if isinstance(key, int) else key
+            if (
+                isinstance(value, Tensor)
+                and value is not first
+                and value.dim() == 3
+                and value.requires_grad
+                and name not in self.inputs.optional
+            ):
+                raise NotRunnableError(
+                    f"input '{name}' of {self.name} needs a gradient",
+                    why=f"it is {list(value.shape)}; under sequence parallelism only the first"
+                    " input of a layer is cut on the sequence",
+                    fix="run without sequence parallelism: insert-collectives{sp=false}",
+                )
+
+    def leave(self, _module: nn.Module, _call: Call, result: Any) -> Any:
+        if not self.last:
+            return None
+        if following(self.stream):
+            self.stream.at = -1
+        return on_output(result, lambda x: leave_stream(x, self.group.group, self.name), self.name)
+
+
+class Whole:
+    """A module inside the layers that all ranks compute alike, with all positions."""
+
+    def __init__(self, module: nn.Module, options: Mapping[str, Any], group: Group) -> None:
+        self.name: str = options["name"]
+        self.group = group
+        self.inputs = Inputs(module, self.name, options["inputs"])
+
+    def enter(
+        self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call
+    ) -> Arguments | None:
+        if following(call.stream):
+            assert call.stream is not None
+            call.stream.check(self.inputs.value(args, kwargs), self.name)
+        return self.inputs.whole(args, kwargs, self._gather)
+
+    def leave(self, _module: nn.Module, _call: Call, result: Any) -> Any:
+        return on_output(result, self._own, self.name)
+
+    def _gather(self, x: Tensor) -> Tensor:
+        return leave_stream(x, self._group, self.name)
+
+    def _own(self, x: Tensor) -> Tensor:
+        return enter_stream(x, self._group, self.name)
+
+    @property
+    def _group(self) -> ProcessGroup:
+        return self.group.group
