@@ -111,6 +111,7 @@ class _Writer:
             "root": made[graph.root],
             "templates": self.templates,
             "links": self.links,
+            **({"feeds": graph.feeds} if graph.feeds else {}),
         }
 
     def find_links(self) -> None:
@@ -319,11 +320,13 @@ class FoldedTree:
         for parent, items in links.items():
             for place, name, target in items:
                 builder.link(parent, name, target, place)
-        return builder.finish(
+        graph = builder.finish(
             source=self._value["source"],
             hints=self._value["hints"],
             has_structure=self._value["has_structure"],
         )
+        graph.feeds = tuple((origin, target) for origin, target in self._value.get("feeds", ()))
+        return graph
 
     @staticmethod
     def _spec(template: Mapping[str, Any]) -> ModuleSpec | TensorSpec:
