@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -36,7 +36,8 @@ class ShardParams(Pass):
        quantised blocks, norms that are cut, ``ep`` on anything but the expert dim or on a part of a
        container, parametrised modules, unknown tensor classes, DTensors that are placed
        differently.
-    6. If tp is active and nothing is cut, that is an error, unless ``nothing=allow``.
+    6. If tp is active and nothing is cut, that is an error, unless ``nothing=allow``; it is only
+       pointed out where a rule says of each parameter that it is whole.
     7. Pointed out: an ``ep`` axis that cuts nothing, experts that stay whole beside it, uneven
        pieces, and a bias whose own rule contradicts its weight's.
     """
@@ -63,7 +64,7 @@ class ShardParams(Pass):
             problems = cut_problems(graph, ctx, choice.decisions, uneven_allowed=allowed)
             findings = grouped(ctx, problems)
         if self.nothing == "error":
-            findings += _nothing_cut(ctx, choice)
+            findings += _nothing_cut(ctx, choice, findings)
         if findings:
             raise ManyErrors.about("the plan", findings).located(f"pass {ctx.name}")
         _set_layouts(ctx, choice.decisions)
@@ -73,13 +74,26 @@ class ShardParams(Pass):
         report(graph, ctx, choice.decisions)
 
 
-def _nothing_cut(ctx: PassContext, choice: Choice) -> Iterator[HpxError]:
-    if ctx.mesh.size("tp", 1) > 1 and not any(d.layout.shards for d in choice.decisions.values()):
-        yield ctx.error(
-            f"0 of {choice.num_parameters} parameters sharded, and tp is {ctx.mesh.size('tp')}",
-            why="no rule of the plan cuts anything",
-            fix="add rules such as {tp: S(0)}, use tp=1, or shard-params{nothing=allow}",
-        )
+def _nothing_cut(
+    ctx: PassContext, choice: Choice, others: Sequence[HpxError]
+) -> Iterator[HpxError]:
+    """An error, or a problem where rules ask for it: silence and a default do not."""
+    decisions = choice.decisions.values()
+    if ctx.mesh.size("tp", 1) == 1 or any(d.layout.shards for d in decisions):
+        return
+    tp = ctx.mesh.size("tp")
+    what = f"0 of {choice.num_parameters} parameters sharded, and tp is {tp}"
+    ruled = all(d.rule is not None and d.rule.source != "default" for d in decisions)
+    if ruled and len(decisions) == choice.num_parameters and not others:
+        hint = f"use tp=1: {tp} ranks would hold and compute the same"
+        ctx.problem(f"{what}: rules say of all that they are whole", hint=hint)
+        return
+    yield ctx.error(
+        what,
+        why="no rule of the plan cuts anything",
+        fix="add rules such as {tp: S(0)}, use tp=1, name each parameter in a rule that says"
+        " replicate, or shard-params{nothing=allow}",
+    )
 
 
 def _set_layouts(ctx: PassContext, decisions: dict[int, Decision]) -> None:

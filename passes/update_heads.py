@@ -14,6 +14,7 @@ from hpx.check.per_head import (
     per_head_modules,
     per_head_tensors,
     uncounted_integers,
+    uncounted_widths,
     wide_norms,
 )
 from hpx.errors import ManyErrors
@@ -49,7 +50,7 @@ class UpdateHeads(Pass):
     7. A count of a module with cut layers of which none is known as q, k or v stays and is a
        warning, unless every layer of the module is cut and they are no mlp; ``heads:`` tells.
     8. Whole tensors with one value or row a head beside cut heads are pointed out, and so are
-       integers of an unknown name that equal the head count.
+       integers of an unknown name that equal the head count or the width of a cut projection.
     """
 
     info = PassInfo(
@@ -165,6 +166,7 @@ def _report_uncounted(
     one_kv_head: list[int] = []
     equal: dict[tuple[str, int], list[int]] = {}
     near: dict[tuple[str, int], list[int]] = {}
+    wide: dict[tuple[str, int, str], list[int]] = {}
     for attention in found:
         nodes = {attention.owner, *(child.id for child in graph.children(attention.owner))}
         if not attention.automatic and attention.head_dim:
@@ -186,6 +188,8 @@ def _report_uncounted(
             one_kv_head.append(attention.owner)
         for node, name, value in uncounted_integers(graph, attention):
             equal.setdefault((name, value), []).append(node)
+        for node, name, value, cut in uncounted_widths(graph, attention):
+            wide.setdefault((name, value, cut), []).append(node)
     for text, owners in derived.items():
         ctx.skip(owners, why=f"derived from shape: {text}, views follow")
     for (name, value), nodes_of in near.items():
@@ -199,6 +203,13 @@ def _report_uncounted(
             f"{name} = {value} equals the head count of its module, and is not divided",
             nodes_of,
             hint=f"if it counts heads, declare it under heads: in the plan: {name}",
+        )
+    for (name, value, cut), nodes_of in wide.items():
+        ctx.problem(
+            f"{name} = {value} equals the width of {cut}, which is cut, and is not divided",
+            nodes_of,
+            hint=f"if outputs of {cut} are viewed or split by it, declare it under heads: in the"
+            f" plan: {name}",
         )
     if unknown and graph.has_structure:
         ctx.problem(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from typing import Final, NamedTuple
 
-from hpx.check import companions, pairing, replicated, unsaved
+from hpx.check import companions, pairing, replicated, unsaved, wrapped_heads
 from hpx.check.subject import Question, Subject, problems_of
 from hpx.graph.graph import ModuleGraph
 from hpx.mesh import MeshSpec
@@ -40,6 +40,7 @@ class Known(NamedTuple):
 CHECKS: Final[tuple[tuple[str, str, Question], ...]] = (
     ("pairing", "warning, info", pairing.unpaired),
     ("summed-twice", "warning, info", pairing.summed_twice),
+    ("wrapped-heads", "warning", wrapped_heads.wrapped_heads),
     ("scales", "error, warning", companions.scales),
     ("lora-pairs", "error", companions.lora_pairs),
     ("lost-buffers", "warning, info", unsaved.lost_buffers),
@@ -81,8 +82,9 @@ IN_PASSES: Final = (
         "All names of a tied parameter are won by the same rule.",
     ),
     Known(
-        *("nothing-cut", "error", "shard-params", "hpx.check.cuts:cut_problems"),
-        "Where tp is active, something is cut (or nothing=allow).",
+        *("nothing-cut", "error, warning", "shard-params", "hpx.passes.shard_params:ShardParams"),
+        "Where tp is active, something is cut (or nothing=allow); that every parameter has a rule"
+        " which says replicate is only pointed out.",
     ),
     Known(
         *("placed", "error", "shard-params", "hpx.check.placed:placed_problem"),
@@ -152,8 +154,8 @@ IN_PASSES: Final = (
     ),
     Known(
         *("uncounted", "warning", "update-heads", "hpx.check.per_head:uncounted_integers"),
-        "Integers of an unknown name that equal the head count are pointed out, and modules in"
-        " which no count was found.",
+        "Integers of an unknown name that equal the head count or the width of a cut projection are"
+        " pointed out, and modules in which no count was found.",
     ),
     Known(
         *(

@@ -9,7 +9,8 @@ from typing import Final, NamedTuple
 from hpx.check.findings import Finding
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import ModuleNode, TensorNode
-from hpx.heads import KV_COUNTS, PROTECTED, Q_COUNTS, Attention
+from hpx.heads import AMBIGUOUS_WIDTHS, KV_COUNTS, PROTECTED, Q_COUNTS, WIDTHS, Attention
+from hpx.projections import output_dim
 
 __all__ = [
     "PerHead",
@@ -18,7 +19,9 @@ __all__ = [
     "is_norm",
     "per_head_modules",
     "per_head_tensors",
+    "role_of_norm",
     "uncounted_integers",
+    "uncounted_widths",
     "wide_norms",
 ]
 
@@ -27,6 +30,10 @@ _NO_COUNT: Final = re.compile(
     r"dim|size|rank|width|idx|index|layer|id$|groups|len|max|window|bits|block|scale|step"
     r"|features|channels|embeddings|^n[fx]$|kernel|padding|dilation|stride"
 )
+_NO_WIDTH: Final = re.compile(
+    r"idx|index|layer|id$|len|max|window|bits|block|scale|step|bucket|position|vocab|rank|group"
+)
+_OF_HEADS: Final = re.compile(r"(^|_)(q|k|v|kv|qkv|query|key|value|att(n|ention)?)(_|$)")
 _WAY_OUT: Final = "keep q, k, v and o of this module whole (replicate), or use tp=1"
 _OTHER_NORMS: Final = ("batchnorm", "groupnorm", "instancenorm")
 
@@ -51,7 +58,7 @@ def wide_norms(graph: ModuleGraph, attention: Attention) -> Iterator[Finding]:
     """Norms of q or k over all heads: on a rank's heads alone they would see another mean."""
     for node in _beside(graph, attention):
         owner = graph.module(node.parent)
-        role = _role_of_norm(owner.name)
+        role = role_of_norm(owner.name)
         cut = next((p for p in attention.projections if p.cut and p.role == role), None)
         if (
             cut is not None
@@ -68,7 +75,8 @@ def wide_norms(graph: ModuleGraph, attention: Attention) -> Iterator[Finding]:
             )
 
 
-def _role_of_norm(name: str) -> str | None:
+def role_of_norm(name: str) -> str | None:
+    """``q`` or ``k`` where the name of a norm says that it normalises queries or keys."""
     found = _Q_OR_K.search(name)
     return found[2][0] if found else None
 
@@ -142,11 +150,12 @@ def per_head_tensors(graph: ModuleGraph, attention: Attention) -> Iterator[PerHe
 
 
 def _dim_of(graph: ModuleGraph, node: TensorNode, heads: int) -> int | None:
-    """The dim that counts heads: rows, or of a table of positions (Swin, T5) the columns."""
-    if not node.shape:
+    """The dim that counts heads: the first of more than one value, or a table's columns."""
+    first = next((dim for dim, size in enumerate(node.shape) if size > 1), None)
+    if first is None:
         return None
-    if node.shape[0] == heads:
-        return 0
+    if node.shape[first] == heads:
+        return first  # [heads, ...], or [1, heads, 1, 1] as scores are multiplied by
     owner = graph.module(node.parent)
     table = "Embedding" in owner.spec.cls or node.name.endswith("table")
     return 1 if table and node.shape[1:] == (heads,) else None
@@ -174,3 +183,30 @@ def uncounted_integers(graph: ModuleGraph, attention: Attention) -> Iterator[tup
                 is_known = name in known or _NO_COUNT.search(name.lower())
                 if value in numbers and not is_known and f"attributes.{name}" not in node.props:
                     yield node.id, name, value
+
+
+def uncounted_widths(
+    graph: ModuleGraph, attention: Attention
+) -> Iterator[tuple[int, str, int, str]]:
+    """(module, name, value, projection) of integers that are as large as the width of a cut one.
+
+    Those that may be the width of the stream are told only where their name is that of q, k or v.
+    """
+    widths = {p.width: p for p in attention.projections if p.cut}
+    stream = set(_inputs(graph, attention))
+    known = {*Q_COUNTS, *KV_COUNTS, *PROTECTED, *WIDTHS, *AMBIGUOUS_WIDTHS}
+    module = graph.module(attention.owner)
+    for name, value in module.spec.attributes:
+        projection = widths.get(value)
+        if projection is None or name in known or _NO_WIDTH.search(name.lower()):
+            continue
+        if value in stream and not _OF_HEADS.search(name.lower()):
+            continue
+        if f"attributes.{name}" not in module.props:
+            yield module.id, name, value, projection.name
+
+
+def _inputs(graph: ModuleGraph, attention: Attention) -> Iterator[int]:
+    for projection in attention.projections:
+        node = graph.tensor(projection.weight)
+        yield node.shape[1 - output_dim(graph, node)]

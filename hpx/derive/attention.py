@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from hpx.check.fused import packed_problem
-from hpx.check.per_head import is_norm
+from hpx.check.per_head import is_norm, role_of_norm
 from hpx.derive.declared import Declared
 from hpx.derive.fused import ALIBI, fused_attention, inputs_of, looks_fused
 from hpx.derive.layers import Layer, has_convolution, layers_in
@@ -214,11 +214,12 @@ class _Attention:
         return role == "qkv" or by_width or (role == "kv" and not layer.name.endswith("b_proj"))
 
     def _vectors(self) -> Iterator[int]:
-        """Bare vectors of the module with one value a head."""
+        """Bare parameters with one value a head: ``[heads]``, ``[1, heads, 1, 1]``."""
         for child in self.graph.children(self.module.id):
             if not isinstance(child, TensorNode) or child.kind != "parameter":
                 continue
-            if child.shape == (self.heads.num_heads,):
+            heads = self.heads.num_heads
+            if heads in child.shape and child.spec.num_elements == heads:
                 yield child.id
 
     def _tables(self) -> Iterator[int]:
@@ -313,12 +314,21 @@ class _Attention:
                 label = f"{child.name}.{node.name}" if child is not node else node.name
                 if len(node.shape) == 1 and is_norm(graph, node):
                     if node.shape[0] in widths and node.shape[0] not in latent - {self._hidden()}:
-                        yield (
-                            f"{child.name} normalises over all heads together ({node.shape[0]}"
-                            " values), and a rank would have a part of them"
-                        )
+                        yield self._norm(child.name, node.shape[0])
                 elif node.id not in self.block.vectors and self._per_head(node):
                     yield f"{label} {list(node.shape)} has one entry a head and stays whole"
+
+    def _norm(self, name: str, size: int) -> str:
+        """What stands against cutting heads beside a norm as wide as all of them."""
+        if size != self._hidden() or role_of_norm(name) is not None:
+            return (
+                f"{name} normalises over all heads together ({size} values), and a rank would have"
+                " a part of them"
+            )
+        return (
+            f"the module holds {name} too, whose {size} values are as many as the stream has and as"
+            " all heads together: whether it normalises the stream before them is not known"
+        )
 
     def _per_head(self, node: TensorNode) -> bool:
         """Whether a buffer or a table of the module counts heads along one of two dims."""

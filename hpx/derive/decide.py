@@ -13,6 +13,7 @@ from hpx.derive.layers import Layer, is_linear, layers_in
 from hpx.derive.mlp import mlp_in, mlp_of_cousins
 from hpx.derive.sharing import whole_with_others
 from hpx.derive.types import Block, Choice, cut
+from hpx.derive.untold import untold_heads
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import ModuleNode, TensorNode
 from hpx.layout import REPLICATED
@@ -58,6 +59,7 @@ class Decider:
                 ).items()
                 if node not in self.choices
             }
+        self.attention = {block.owner for block in self.found if block.kind == "attention"}
         for block, why in whole_with_others(graph, self.found):
             block.obstacle = why
         for block in self.found:
@@ -124,7 +126,8 @@ class Decider:
             for adapter in layer.adapters:
                 self._set(block, adapter.node, None, why)
         for node in block.vectors:
-            self._set(block, node, 0, "one value a head, cut with the heads")
+            shape = self.graph.tensor(node).shape
+            self._set(block, node, shape.index(max(shape)), "one value a head, cut with the heads")
         for node in block.tables:
             self._set(block, node, 1, "one column a head, cut with the heads")
         for inner in self._inside(block):
@@ -193,7 +196,9 @@ class Decider:
         if mixer is not None:
             return Choice.whole(mixer, "unknown")
         if node.name in ("weight", "bias") and is_linear(owner) and len(node.shape) <= 2 and cls:
-            why = "a linear layer without a partner: no layer is known that takes its outputs cut"
+            why = untold_heads(self.graph, owner, self.attention) or (
+                "a linear layer without a partner: no layer is known that takes its outputs cut"
+            )
         elif "conv" in name:
             why = f"{role}: how a {cls or owner.name} meets cut channels is not known"
         elif owner.id == self.graph.root or cls:
@@ -220,9 +225,10 @@ class Decider:
                 if isinstance(child, ModuleNode) and "conv" in child.spec.short_cls.lower()
             ]
             if (bare or convs) and len(layers_in(self.graph, module.id)) >= 2:
-                parts = ", ".join([*convs, *bare])
+                parts = [*convs, *bare]
+                what = f"{', '.join(parts)} {'do' if len(parts) > 1 else 'does'}"
                 return (
                     f"{module.spec.short_cls or module.name} is neither attention nor feed-forward:"
-                    f" what {parts} do between its matrices is not known"
+                    f" what {what} between its matrices is not known"
                 )
         return None

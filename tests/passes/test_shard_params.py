@@ -312,8 +312,17 @@ def test_an_uneven_cut_of_heads_names_the_count_even_where_uneven_is_allowed() -
 
 
 def test_nothing_cut_while_tp_is_active_is_an_error() -> None:
-    text = refused(graph_of({"w": (4, 4)}), {"w": WHOLE})
-    assert "0 of 1 parameters sharded, and tp is 2" in text
+    before = graph_of({"w": (4, 4), "v": (4, 4)})
+    text = refused(before, ShardingPlan({"w": WHOLE}, default="replicate"))
+    assert "0 of 2 parameters sharded, and tp is 2" in text
+
+
+def test_nothing_cut_is_pointed_out_where_rules_say_of_all_that_they_are_whole() -> None:
+    outcome = shard(graph_of({"w": (4, 4)}), {"w": WHOLE})
+    assert layouts(outcome) == {"w": "R"}
+    assert [problem.text for problem in outcome.problems] == [
+        "0 of 1 parameters sharded, and tp is 2: rules say of all that they are whole"
+    ]
 
 
 def test_nothing_cut_while_tp_is_active_may_be_allowed() -> None:

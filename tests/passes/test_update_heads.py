@@ -526,6 +526,47 @@ def test_a_count_on_a_module_near_the_attention_is_a_warning(where: str) -> None
     assert not any("no count is stored" in line for line in skipped(outcome))
 
 
+@pytest.mark.parametrize(
+    ("name", "told"), [("q_size", True), ("wide", True), ("sliding_window", False)]
+)
+def test_an_integer_as_large_as_a_cut_width_is_a_warning(name: str, *, told: bool) -> None:
+    before = graph_of(
+        {f"attn.{x}_proj.weight": (32, 16) for x in "qkv"} | {"attn.o_proj.weight": (16, 32)},
+        attributes={"attn": {"num_heads": 8, name: 32}},
+        layouts={f"attn.{x}_proj.weight": "tp:S(0)" for x in "qkv"}
+        | {"attn.o_proj.weight": "tp:S(1)"},
+    )
+    texts = [problem.text for problem in update(before).problems]
+    expected = f"{name} = 32 equals the width of v_proj, which is cut, and is not divided"
+    assert texts == ([expected] if told else [])
+
+
+@pytest.mark.parametrize(("name", "told"), [("q_size", True), ("wide", False)])
+def test_an_integer_that_may_be_the_width_of_the_stream_has_to_be_named_after_heads(
+    name: str, *, told: bool
+) -> None:
+    before = graph_of(
+        {f"attn.{x}_proj.weight": (32, 32) for x in "qkvo"},
+        attributes={"attn": {"num_heads": 8, name: 32}},
+        layouts={f"attn.{x}_proj.weight": "tp:S(0)" for x in "qkv"}
+        | {"attn.o_proj.weight": "tp:S(1)"},
+    )
+    assert len(update(before).problems) == int(told)
+
+
+def test_one_value_a_head_between_dims_of_one_is_pointed_out_with_its_dim() -> None:
+    before = graph_of(
+        {f"attn.{x}_proj.weight": (32, 32) for x in "qkvo"} | {"attn.scale": (1, 8, 1, 1)},
+        attributes={"attn": {"num_heads": 8}},
+        layouts={f"attn.{x}_proj.weight": "tp:S(0)" for x in "qkv"}
+        | {"attn.o_proj.weight": "tp:S(1)", "attn.scale": "R"},
+    )
+    (problem,) = update(before).problems
+    assert problem.hint == (
+        "if it holds one value a head, give it {tp: S(1)} in the plan: attn.scale"
+    )
+
+
 # -- applied again -----------------------------------------------------------------------------
 
 
