@@ -31,6 +31,8 @@ class NamedTensor(NamedTuple):
     requires_grad: bool = True
     cls: str = ""
     """Qualified class; empty where the file does not know it."""
+    placed: tuple[tuple[str, int, str], ...] | None = None
+    """Of a DTensor: (axis, axis size, placement text) in mesh order; `shape` is the whole one."""
     same_as: str | None = None
     """Name of an entry that is this very tensor."""
 
@@ -64,7 +66,7 @@ def graph_from_names(
             if same in tied:
                 builder.link(here, part, tied[same])
                 continue
-            kind, spec = specs.get(item[1:6]) or specs.setdefault(item[1:6], _spec(item))
+            kind, spec = specs.get(item[1:7]) or specs.setdefault(item[1:7], _spec(item))
             tied[same] = builder.tensor(kind, here, part, spec)
         if len(inner) > 1 and all(part.isdecimal() for _, part, _, _ in inner):
             inner.sort(key=lambda child: int(child[1]))
@@ -131,5 +133,6 @@ def _spec(tensor: NamedTensor) -> tuple[TensorKind, TensorSpec]:
         requires_grad=floating and tensor.requires_grad,
         device="meta",
         cls=tensor.cls or cls,
+        placed=tensor.placed,
     )
     return ("parameter" if floating else "buffer"), spec

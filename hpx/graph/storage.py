@@ -7,7 +7,7 @@ from typing import Final
 
 import torch
 
-from hpx.errors import InputError
+from hpx.graph.overlap import View, overlap_error, overlaps
 
 __all__ = ["Storages"]
 
@@ -66,17 +66,15 @@ class Storages:
             self._numbers[key] = number
             return None
         others = self._others.setdefault(key, [(self._numbers[key], first)])
+        view = _view(local)
         for earlier, other in others:
-            if _same_view(local, other):
+            theirs = _view(other)
+            if view == theirs:
                 return earlier
-            if _overlap(local, other):
-                mine, theirs = _extent(local), _extent(other)
-                raise InputError(
-                    f"'{name_of(*place)}' {list(tensor.shape)} overlaps a part of"
-                    f" '{name_of(earlier)}' {list(other.shape)}",
-                    why=f"bytes {mine[0]}..{mine[1]} and {theirs[0]}..{theirs[1]} of one storage",
-                    fix="give each its own memory (clone one), or tie them whole",
-                )
+            if overlaps(view, theirs):
+                named = (name_of(*place), name_of(earlier))
+                shapes = (tuple(tensor.shape), tuple(other.shape))
+                raise overlap_error(view, theirs, named, shapes)
         others.append((number, local))
         return None
 
@@ -87,52 +85,6 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     return local if isinstance(local, torch.Tensor) else tensor
 
 
-def _same_view(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return (
-        a.shape == b.shape
-        and a.stride() == b.stride()
-        and a.storage_offset() == b.storage_offset()
-        and a.dtype == b.dtype
-    )
-
-
-def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    (start, stop), (first, last) = _extent(a), _extent(b)
-    if max(start, first) >= min(stop, last):
-        return False
-    # Columns or every other row of one matrix interleave without sharing an element.
-    comparable = a.stride() == b.stride() and a.element_size() == b.element_size()
-    return not comparable or _meet(a, b)
-
-
-def _extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """First and one past the last byte of the storage that the tensor can touch."""
-    size = tensor.element_size()
-    start = int(tensor.storage_offset()) * size
-    if tensor.numel() == 0:
-        return (start, start)
-    reach = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return (start, start + (reach + 1) * size)
-
-
-def _meet(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two views of equal strides have an element in common.
-
-    They do if index differences exist, each within its dim, whose strides add up to the difference
-    of the offsets. The largest stride is settled first, which leaves few differences to go on with.
-    """
-    dims = sorted(zip(a.stride(), a.shape, b.shape, strict=True), reverse=True)
-    gaps = {b.storage_offset() - a.storage_offset()}
-    for k, (step, size_a, size_b) in enumerate(dims):
-        if step == 0:
-            break
-        up = sum((m - 1) * s for s, m, _ in dims[k + 1 :])
-        down = sum((n - 1) * s for s, _, n in dims[k + 1 :])
-        gaps = {
-            gap - step * index
-            for gap in gaps
-            for index in range(
-                max(1 - size_b, -((up - gap) // step)), min(size_a - 1, (gap + down) // step) + 1
-            )
-        }
-    return 0 in gaps
+def _view(tensor: torch.Tensor) -> View:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return View(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), dtype)

@@ -1,180 +1,170 @@
 """Read names and shapes from a ``torch.save`` file without running what is in it.
 
-1. Only the current (zip) format is read, memory-mapped, and only what ``weights_only`` allows: a
-   file that needs more could run code, and is refused.
-2. A checkpoint that holds one state dict among other things gives that one.
+1. The file is read inertly (`hpx.inert`): torch is not needed, and no code runs.
+2. A checkpoint that holds one state dict among other things gives that one; one that holds no
+   state dict but a whole module gives the module, where that is asked for.
 3. One storage under two names is one tensor with two names.
 4. What is no tensor is left out, and said so.
+5. Names that tensors do not need are refused or reported.
 """
 
 from __future__ import annotations
 
-import pickle
-import re
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from hpx._text import printable
 from hpx.errors import InputError, UnsafeInputError
 from hpx.graph.from_names import NamedTensor
-
-if TYPE_CHECKING:
-    import torch
+from hpx.graph.reading import FOR_RUNS, Reading
+from hpx.inert.checkpoint import Content, read_content
+from hpx.inert.contents import is_module, mapping_of
+from hpx.inert.dtensor import Piece, piece_of, piece_text, placed_as
+from hpx.inert.memory import Memory, check_bounds, local_part
+from hpx.inert.names import Names, sort_names
+from hpx.inert.values import Object, Opaque, Tensor
 
 __all__ = ["TorchFile", "read_torch_file"]
 
 _USUAL_KEYS: Final = ("state_dict", "model_state_dict", "model", "module")
 _AS_STATE_DICT: Final = "save model.state_dict() instead, or give package.module:factory"
-_GLOBAL: Final = re.compile(r"(?:GLOBAL|class) ([\w.]+)")
 
 
 class TorchFile(NamedTuple):
     """What was found in one file."""
 
     tensors: list[NamedTensor]
-    inside: str | None
+    inside: str | None = None
     """The key under which the state dict lies."""
-    ignored: list[str]
+    ignored: list[str] = []  # noqa: RUF012 - nobody writes to it
     """Entries of the state dict that are no tensors."""
+    names: Names = Names([], [])
+    """Names that tensors do not need."""
+    module: Object | None = None
+    """The whole module that is there instead of a state dict."""
+    pieces: Mapping[str, Piece] = {}
+    """What the file has of tensors that were cut over ranks."""
+    notes: list[str] = []  # noqa: RUF012 - nobody writes to it
+    """What a reader should know of it."""
 
 
-def read_torch_file(path: Path, shown: str) -> TorchFile:
+def read_torch_file(path: Path, shown: str, reading: Reading = FOR_RUNS) -> TorchFile:
     """The entries of the state dict in a file.
 
     Args:
         path: The file.
         shown: How errors name it.
+        reading: What may be in it.
 
     Raises:
         InputError: It is no readable checkpoint, or it is unclear which state dict is meant.
-        UnsafeInputError: Reading it could run code.
+        UnsafeInputError: Loading it could run code, and that is not what was asked for.
+        TooLargeError: It is over a limit that no checkpoint reaches.
     """
-    _check_format(path, shown)
-    content = _load(path, shown)
-    if not isinstance(content, Mapping):
-        kind = type(content).__name__
-        raise InputError(
-            f"{shown} holds no state dict", why=f"it is a {kind}", fix="save model.state_dict()"
-        )
-    inside, entries = _state_dict(content, shown)
-    return _named_tensors(entries, inside, shown)
+    content = read_content(path, shown)
+    if not reading.modules:
+        _refuse(sort_names(content.names, model=False), shown)
+    inside, found = _model(content, shown)
+    names = sort_names(content.names, model=isinstance(found, Object))
+    if reading.strict:
+        _refuse(names, shown)
+    if isinstance(found, Object):
+        return TorchFile([], inside, names=names, module=found)
+    return _named_tensors(found, inside, shown)._replace(names=names)
 
 
-def _check_format(path: Path, shown: str) -> None:
-    with path.open("rb") as file:
-        start = file.read(4)
-    if start.startswith(b"PK"):
-        return
-    if not start:
-        raise InputError(f"{shown} is empty")
-    if start.startswith(b"\x80"):
-        raise InputError(
-            f"{shown} is in the old format of torch.save, which cannot be mapped",
-            fix="torch.load it with weights_only=True and torch.save it again",
-        )
-    raise InputError(f"{shown} is no torch checkpoint", why="it does not begin like one")
-
-
-def _load(path: Path, shown: str) -> object:
-    import torch
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            # Mapped, not read; on the meta device ties would be lost.
-            content: object = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-            return content
-    except pickle.UnpicklingError as error:
-        found = _GLOBAL.search(str(error))
+def _refuse(names: Names, shown: str) -> None:
+    if names.foreign:
         raise UnsafeInputError(
             f"refused {shown}",
-            why=f"it needs {found[1]}, and reading that could run code"
-            if found
-            else "it holds more than tensors, and reading it could run code",
+            why=f"it needs {names.foreign[0]}, and reading that could run code",
             fix=_AS_STATE_DICT,
-        ) from None
-    except Exception as error:  # noqa: BLE001 - a broken file can make torch raise anything
-        text = " ".join(str(error).split())
-        if "TorchScript" in text:
-            raise UnsafeInputError(
-                f"refused {shown}",
-                why="it is a TorchScript program, and reading it could run code",
-                fix=_AS_STATE_DICT,
-            ) from None
-        reason = text.partition(". ")[0][:200]
+        )
+
+
+def _model(content: Content, shown: str) -> tuple[str | None, Mapping[object, object] | Object]:
+    """The state dict or module, and the key it lies under if it is not the whole content."""
+    root = content.root
+    if is_module(root):
+        assert isinstance(root, Object)
+        return None, root
+    entries = mapping_of(root)
+    if entries is None:
+        kind = root.text if isinstance(root, Object) else type(root).__name__
         raise InputError(
-            f"{shown} cannot be read", why=f"it is cut off or damaged ({reason})"
-        ) from None
+            f"{shown} holds no state dict",
+            why=f"it is a {printable(kind).lower() if kind == 'Tensor' else printable(kind)}",
+            fix="save model.state_dict()",
+        )
+    return _state_dict(entries, shown)
 
 
 def _state_dict(
     content: Mapping[object, object], shown: str
-) -> tuple[str | None, Mapping[object, object]]:
-    """The state dict, and the key it lies under if it is not the whole content."""
-    inner = {
-        key: value
-        for key, value in content.items()
-        if isinstance(key, str) and isinstance(value, Mapping) and _has_tensors(value)
-    }
+) -> tuple[str | None, Mapping[object, object] | Object]:
+    mappings = {key: mapping_of(value) for key, value in content.items() if isinstance(key, str)}
+    inner = {key: value for key, value in mappings.items() if value and _has_tensors(value)}
     usual = [key for key in _USUAL_KEYS if key in inner]
     if len(usual) == 1:
         return usual[0], inner[usual[0]]
     if _has_tensors(content):
         return None, content
+    modules = {k: v for k, v in content.items() if isinstance(k, str) and is_module(v)}
+    key = next((key for key in (*_USUAL_KEYS, *modules) if key in modules), None)
+    if key is not None and (key in _USUAL_KEYS or len(modules) == 1):
+        module = modules[key]
+        assert isinstance(module, Object)
+        return key, module
     if len(inner) == 1:
         return next(iter(inner.items()))
-    keys = ", ".join(str(key) for key in list(content)[:12]) or "none"
+    keys = ", ".join(printable(_key_text(key)) for key in list(content)[:12]) or "none"
     what = "several state dicts" if inner else "no tensors"
     raise InputError(
         f"{shown} holds {what}", why=f"its keys are {keys}", fix="save one model.state_dict()"
     )
 
 
-def _has_tensors(entries: Mapping[object, object]) -> bool:
-    import torch
+def _key_text(key: object) -> str:
+    return repr(key) if isinstance(key, Opaque) else str(key)
 
-    return any(isinstance(value, torch.Tensor) for value in entries.values())
+
+def _has_tensors(entries: Mapping[object, object]) -> bool:
+    return any(type(value) is Tensor for value in entries.values())
 
 
 def _named_tensors(entries: Mapping[object, object], inside: str | None, shown: str) -> TorchFile:
-    import torch
-
-    from hpx.graph.storage import Storages
-
-    storages = Storages()
+    memory = Memory()
     tensors: list[NamedTensor] = []
     ignored: list[str] = []
+    pieces: dict[str, Piece] = {}
 
     def name_of(number: int, name: str = "") -> str:
         return name or tensors[number].name
 
     for name, value in entries.items():
-        if not isinstance(value, torch.Tensor):
-            ignored.append(str(name))
+        if type(value) is not Tensor:
+            ignored.append(_key_text(name))
             continue
-        if not isinstance(name, str):
+        if type(name) is not str:
             raise InputError(f"{shown} holds a tensor under {name!r}", why="names are text")
         try:
-            same = storages.claim(len(tensors), value, (-1, name), name_of)
+            check_bounds(local_part(value), name)
+            same = memory.claim(len(tensors), value, (-1, name), name_of)
         except InputError as error:
             raise error.located(shown) from None
         first = None if same is None else tensors[same].same_as or tensors[same].name
-        tensors.append(_named(name, value, first))
-    return TorchFile(tensors, inside, ignored)
-
-
-def _named(name: str, tensor: torch.Tensor, same_as: str | None) -> NamedTensor:
-    import torch
-
-    cls = type(tensor)
-    plain = cls in (torch.Tensor, torch.nn.Parameter)
-    return NamedTensor(
-        name,
-        tuple(tensor.shape),
-        str(tensor.dtype).removeprefix("torch."),
-        tuple(tensor.stride()) if tensor.layout is torch.strided else None,
-        tensor.requires_grad if cls is torch.nn.Parameter else True,
-        "" if plain else f"{cls.__module__}.{cls.__qualname__}",
-        same_as,
-    )
+        placed = placed_as(value) if value.cls else None
+        if placed is not None and (piece := piece_of(value, placed)) is not None:
+            pieces[name] = piece
+        grad = value.requires_grad if value.is_parameter else True
+        cls = "" if value.cls == "Parameter" else value.cls
+        tensors.append(
+            NamedTensor(name, value.shape, value.dtype, value.strides, grad, cls, placed, first)
+        )
+    notes: list[str] = []
+    if pieces:
+        name, piece = next(iter(pieces.items()))
+        shape = next(tensor.shape for tensor in tensors if tensor.name == name)
+        notes.append(piece_text(name, shape, piece, len(pieces) - 1))
+    return TorchFile(tensors, inside, ignored, pieces=pieces, notes=notes)

@@ -130,15 +130,21 @@ def test_a_torchscript_program_is_refused(file: Path) -> None:
         names(file)
 
 
-def test_the_old_format_is_refused_with_the_way_out(file: Path) -> None:
-    torch.save({"w": torch.zeros(1)}, file, _use_new_zipfile_serialization=False)
-    with pytest.raises(InputError, match=r"old format.*torch\.save it again"):
-        names(file)
+def test_the_old_format_is_read_as_well(file: Path) -> None:
+    shared = torch.zeros(2, 3)
+    content = {"a": shared, "b": shared, "c": torch.zeros(4, dtype=torch.float16)}
+    torch.save(content, file, _use_new_zipfile_serialization=False)
+    found = read_torch_file(file, file.name).tensors
+    assert [(tensor.name, tensor.shape, tensor.same_as) for tensor in found] == [
+        ("a", (2, 3), None),
+        ("b", (2, 3), "a"),
+        ("c", (4,), None),
+    ]
 
 
-def test_a_plain_pickle_is_refused_unread(file: Path, tmp_path: Path) -> None:
+def test_a_plain_pickle_is_refused_and_not_run(file: Path, tmp_path: Path) -> None:
     file.write_bytes(pickle.dumps(RunsWhenLoaded(tmp_path / "ran")))
-    with pytest.raises(InputError, match="old format"):
+    with pytest.raises(InputError, match=r"is a pickle, and no file of torch\.save"):
         names(file)
     assert not (tmp_path / "ran").exists()
 

@@ -1,0 +1,1 @@
+"""Read model files without running what is in them; torch is not needed."""
