@@ -80,6 +80,13 @@ class FoldedGraph:
         self.keys = keys
         self.opened = opened
 
+    def child_at(self, index: int, name: str) -> int | None:
+        """The group that a child name of the modules of a group belongs to."""
+        first = self.graph.nodes[self.groups[index].node]
+        if not isinstance(first, ModuleNode) or name not in first.children:
+            return None
+        return self._names_below(first, index).get(name)
+
     def owner_of(self) -> dict[int, int]:
         """The group of every node, by id; what is below any member counts to that of the first."""
         nodes = self.graph.nodes
@@ -289,6 +296,13 @@ def _way(start: list[str], end: list[str]) -> str:
     down = end[same:]
     if _is_number(start[same]) and _is_number(down[0]):
         down = ["#", *down[1:]]
+    # Layer i of one list tied to layer i of another: the number is that of the way's start.
+    down = [
+        "#"
+        if place and _is_number(part) and start[same + place : same + place + 1] == [part]
+        else part
+        for place, part in enumerate(down)
+    ]
     return "/".join([".."] * (len(start) - same - 1) + down)
 
 

@@ -111,7 +111,9 @@ def draw(target: Run | ModuleGraph | Subject, format: Format, options: Options) 
     if format == "json":
         from hpx.render.json_form import view_to_json
 
-        return view_to_json(target, options)
+        subject = prepare(target, options)
+        made = view(subject, options, picture=False)
+        return view_to_json(subject, made, options).encode()
     if format == "text":
         made = view(target, options, picture=False)
         return view_to_text(

@@ -102,6 +102,7 @@ def build_view(
         fold=fold,
         full_depth=max(box.depth for box in boxes),
         extra=tuple(more_facts(subject)),
+        marks=marks,
     )
 
 
@@ -177,6 +178,7 @@ class _Boxes:
     ) -> None:
         self.folded = folded
         self.groups = folded.groups
+        self.all_sums = sums
         self.sums: list[GroupSum] = sums.groups
         self.rows = rows
         self.marks = marks
@@ -282,6 +284,8 @@ class _Boxes:
             name = key.removeprefix("attributes.")
             if name != key and before.get(name) != value:
                 notes.append(f"{name} {before.get(name, 'unset')} -> {value}")
+        if node.more:
+            notes.append(f"shared: {', '.join(self.all_sums.ties.further[group])}")
         return notes
 
     def _fill(self, items: list[Item], task: _Task, index: int) -> _Below:
@@ -323,6 +327,8 @@ class _Boxes:
         if not isinstance(owner, ModuleNode):
             return None
         places = [owner.children.get(nodes[member].name) for member in group.members]
+        if any(place is not None and nodes[place].parent != twin for place in places):
+            return None  # a further name of something else
         keys = {self.folded.keys[place] for place in places if place is not None}
         # Members that have no place there, or places of several kinds, cannot be compared.
         return places[0] if None not in places and len(keys) == 1 else None

@@ -26,6 +26,7 @@ class RowMaker:
         self._folded = folded
         self._graph = folded.graph
         self._sums = sums.groups
+        self._ties = sums.ties
         self._has_layouts = bool(sums.tokens)
         self._subject = subject
         self._marks = marks
@@ -58,7 +59,7 @@ class RowMaker:
             bytes=total.bytes if node.kind == "parameter" else node.spec.num_bytes * group.count,
             passes=tuple(total.passes),
             rule=self._rule(node),
-            ties=tuple(self._graph.edge_path(*place) for place in node.more),
+            ties=self._ties.further.get(index, ()),
             experts=self._experts(node),
             reduce=tuple(reduce) if isinstance(reduce, tuple) else (),
             mark=self._mark(group, node, total),
@@ -79,7 +80,7 @@ class RowMaker:
             dtype=tensor.spec.dtype if tensor else "",
             requires_grad=tensor.spec.requires_grad if tensor else False,
             token="",
-            ties=(self._graph.path(node.id),),
+            ties=self._ties.first.get(group.index) or (self._graph.path(node.id),),
         )
 
     def _rule(self, node: TensorNode) -> str | None:

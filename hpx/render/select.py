@@ -19,6 +19,7 @@ from hpx.render.matched import matched_tensors
 from hpx.render.options import Only, Options
 from hpx.render.placing import Placer
 from hpx.render.subject import Subject
+from hpx.render.tied import below_shared
 
 __all__ = ["has_layouts", "ids_of_kind", "keep", "selected"]
 
@@ -83,7 +84,7 @@ def _tests(subject: Subject) -> Mapping[str, Callable[[TensorNode], bool]]:
     graph = subject.graph
     placer = Placer(subject.mesh)
     inside = _expert_modules(graph)
-    shared = _below_shared(graph)
+    shared = below_shared(graph)
     return {
         "unsharded": lambda node: placer.of(node).token in ("R", "-"),
         "replicated": lambda node: placer.of(node).token == "R",
@@ -98,14 +99,6 @@ def _expert_modules(graph: ModuleGraph) -> set[int]:
     found: set[int] = set()
     for node in graph.modules():
         if node.parent in found or is_expert_name(node.name):
-            found.add(node.id)
-    return found
-
-
-def _below_shared(graph: ModuleGraph) -> set[int]:
-    found: set[int] = set()
-    for node in graph.modules():
-        if node.more or node.parent in found:
             found.add(node.id)
     return found
 

@@ -10,6 +10,7 @@ from hpx.graph.fold import FoldedGraph
 from hpx.graph.nodes import ModuleNode, TensorNode
 from hpx.render.placing import Placer, Placing
 from hpx.render.subject import Decision
+from hpx.render.tied import TieNames, below_shared, tie_names
 from hpx.render.viewmodel import Totals
 
 __all__ = ["GroupSum", "Sums", "add_up"]
@@ -49,6 +50,7 @@ class Sums:
     tokens: tuple[tuple[str, int], ...]
     passes: tuple[tuple[str, int], ...]
     dtypes: tuple[tuple[str, int], ...]
+    ties: TieNames
 
 
 def add_up(
@@ -81,6 +83,7 @@ def add_up(
     dtypes: Counter[str] = Counter()
     elements = local_bytes = tied = others = 0
     any_layout = False
+    shared = below_shared(folded.graph)
     nodes = folded.graph.nodes
     for node_id, index in owner.items():
         node = nodes[node_id]
@@ -106,7 +109,7 @@ def add_up(
         dtypes[node.spec.dtype] += 1
         elements += node.spec.num_elements
         local_bytes += placing.local_bytes
-        tied += bool(node.more)
+        tied += bool(node.more) or node.parent in shared
     _carry_up(folded, sums)
     totals = Totals(
         parameters=tokens.total(),
@@ -123,6 +126,7 @@ def add_up(
         _ranked(tokens) if any_layout else (),
         _ranked(passes),
         _ranked(dtypes),
+        tie_names(folded, owner),
     )
 
 

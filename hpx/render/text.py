@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,6 +21,7 @@ _IN_LINE: Final[tuple[Column, ...]] = (
     *("shape", "dtype", "layout", "local_shape", "bytes", "pass"),
 )
 """The columns after the name, in the order of a line."""
+_MOST_NAMES: Final = 3
 _DEEPEST: Final = 24
 """Indentation stops growing here: a line of a tree 1,200 deep has to stay readable."""
 
@@ -136,7 +137,7 @@ class _Writer:
         times = row.count // box.count
         name = _indent(box.depth + 1) + printable(row.label) + (f" x{times}" if times > 1 else "")
         if row.kind == "link":
-            return _Line(name, (), f"= {printable(row.ties[0])}")
+            return _Line(name, (), f"= {_named(row.ties)}")
         cells = tuple(self._cell(column, row) for column in self.columns)
         return _Line(name, cells, "  ".join(self._rest(row)))
 
@@ -169,7 +170,7 @@ class _Writer:
         elif not row.requires_grad:
             yield "frozen"
         if row.ties:
-            yield f"tied: {', '.join(printable(name) for name in row.ties)}"
+            yield f"tied: {_named(row.ties)}"
         if row.was:
             yield f"was {printable(row.was)}"
 
@@ -191,6 +192,12 @@ class _Writer:
 
     def _alert(self, text: str) -> str:
         return f"\x1b[38;5;{ALERT.terminal}m{text}\x1b[0m" if self.color else text
+
+
+def _named(names: Sequence[str]) -> str:
+    """Names with commas, the first few of them."""
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(map(printable, names[:_MOST_NAMES])) + more
 
 
 def _indent(depth: int) -> str:

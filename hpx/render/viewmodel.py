@@ -6,8 +6,8 @@ siblings. `hpx.render.build` makes it; `hpx.render.trim` cuts it to a depth or a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from hpx.layout import Range
@@ -188,6 +188,7 @@ class View:
         color_by: What colours tell: ``layout``, ``pass``, ``dtype`` or ``bytes``.
         axis: The mesh axis whose cuts alone colours tell.
         extra: More facts of the header, as pairs of a word and its text.
+        marks: Why nodes stand out, by id, all that fold into a row or box; without ``unset``.
     """
 
     title: str
@@ -207,6 +208,7 @@ class View:
     color_by: str = "layout"
     axis: str | None = None
     extra: tuple[tuple[str, str], ...] = ()
+    marks: Mapping[int, Mark] = field(default_factory=dict)
 
     @property
     def has_layouts(self) -> bool:
