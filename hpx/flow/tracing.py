@@ -21,7 +21,14 @@ from hpx.flow.edges import Operator, module_edges
 from hpx.prove.copying import fake_copy
 from hpx.prove.inputs import example_inputs
 
-__all__ = ["exported_operators", "owners_of", "short", "traced_by_export", "traced_symbolically"]
+__all__ = [
+    "exported_operators",
+    "owners_of",
+    "quiet",
+    "short",
+    "traced_by_export",
+    "traced_symbolically",
+]
 
 Edges = list[tuple[str, str]]
 
@@ -50,7 +57,7 @@ def traced_by_export(
         Exception: Whatever the model or torch raises.
     """
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=False)
-    with _quiet():
+    with quiet():
         copied = fake_copy(model, mode, ()).eval()
         args, kwargs = example_inputs(copied, inputs, mode)
         if change is not None:
@@ -102,7 +109,7 @@ def traced_symbolically(model: nn.Module) -> Edges:
     if isinstance(model, fx.GraphModule):
         graph = model.graph
     else:
-        with _quiet():
+        with quiet():
             graph = _OwnersAreLeaves().trace(model)
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
 
@@ -114,7 +121,7 @@ def traced_symbolically(model: nn.Module) -> Edges:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """What torch logs, prints and warns of while it tries is no news for the user."""
     logging.disable(logging.CRITICAL)
     try:

@@ -27,7 +27,13 @@ from hpx.graph.graph import ModuleGraph
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["graph_from_factory", "model_and_inputs_from_factory", "model_from_factory"]
+__all__ = [
+    "graph_from_factory",
+    "model_and_inputs_from_factory",
+    "model_from_factory",
+    "named_object",
+    "result_of_factory",
+]
 
 _LIBRARIES: Final = ("site-packages", "dist-packages", "<", sysconfig.get_path("stdlib"))
 
@@ -64,11 +70,7 @@ def model_and_inputs_from_factory(text: str) -> tuple[nn.Module, object]:
     """
     from torch import nn
 
-    module_name, _, name = text.partition(":")
-    with _at_home():
-        target = _lookup(_import(module_name), name, module_name)
-        # A module object is callable, too: that would be its forward.
-        result = target if isinstance(target, nn.Module) else _call(target, text)
+    result = result_of_factory(text)
     inputs: object = None
     if isinstance(result, (tuple, list)) and result:
         result, inputs = result[0], (result[1] if len(result) > 1 else None)
@@ -78,6 +80,39 @@ def model_and_inputs_from_factory(text: str) -> tuple[nn.Module, object]:
     raise InputError(
         f"{text} gives no model", why=f"it returned a {kind}", fix="return a torch.nn.Module"
     )
+
+
+def result_of_factory(text: str) -> object:
+    """What ``package.module:factory`` gives, whatever it is.
+
+    Raises:
+        UsageError: There is no such module or name.
+        InputError: The user's code raised.
+    """
+    from torch import nn
+
+    with _at_home():
+        target = _named(text)
+        # A module object is callable, too: that would be its forward.
+        return target if isinstance(target, nn.Module) else _call(target, text)
+
+
+def named_object(text: str) -> object:
+    """What ``package.module:name`` names, not called.
+
+    Raises:
+        UsageError: There is no such module or name.
+        InputError: Importing it raised.
+    """
+    with _at_home():
+        return _named(text)
+
+
+def _named(text: str) -> object:
+    module_name, _, name = text.partition(":")
+    if not module_name or not name:
+        raise UsageError(f"'{text}' names nothing", fix="write package.module:name")
+    return _lookup(_import(module_name), name, module_name)
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from hpx.passes.localize import Localize
 from hpx.passes.shard_params import ShardParams
 from hpx.passes.stack_experts import StackExperts
 from hpx.pipeline import Pass, as_passes, format_pipeline, schedule
-from hpx.pipeline.registry import names
+from hpx.pipeline.registry import get, names
 
 ORDER = (
     "tie-weights",
@@ -48,7 +48,7 @@ def test_every_file_is_a_registered_pass_and_every_pass_a_file() -> None:
 
 @pytest.mark.parametrize("stem", FILES)
 def test_text_name_file_and_class_are_one_name(stem: str) -> None:
-    cls = type(pass_named(stem.replace("_", "-")))
+    cls = get(stem.replace("_", "-"))
     assert cls.info.name == stem.replace("_", "-")
     assert cls.__module__ == f"hpx.passes.{stem}"
     assert cls.__name__ == "".join(part.capitalize() for part in stem.split("_"))
