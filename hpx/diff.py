@@ -74,7 +74,7 @@ class Change:
         folded = fold_names(self.names)
         yield from (f"    {name}" for name in folded[:_MAX_LINES])
         if len(folded) > _MAX_LINES:
-            yield f"    and {len(folded) - _MAX_LINES} more lines; --json has them all"
+            yield f"    and {len(folded) - _MAX_LINES} more lines; JSON has them all"
         yield from (f"      a: {why}" for why in self.why_old)
         yield from (f"      b: {why}" for why in self.why_new)
 

@@ -102,6 +102,7 @@ def build_view(
         fold=fold,
         full_depth=max(box.depth for box in boxes),
         extra=tuple(more_facts(subject)),
+        changes=tuple(str(subject.diff).split("\n")) if subject.diff else (),
         marks=marks,
     )
 

@@ -38,7 +38,13 @@ def compared(old: Run | ModuleGraph, new: Run | ModuleGraph, step: int | None) -
         old = run_until(old, step)
     after = subject_of(new)
     diff = diff_models(old, new)
-    graph = after.graph.copy()
+    graph = ModuleGraph(
+        dict(after.graph.nodes),
+        source=after.graph.source,
+        hints=after.graph.hints,
+        has_structure=after.graph.has_structure,
+        next_id=max(after.graph.nodes) + 1,  # a replayed graph did not take the ids it got
+    )
     marks: dict[int, Mark] = {}
     was: dict[int, str] = {}
     for change in diff.changes:
@@ -64,9 +70,14 @@ def compared(old: Run | ModuleGraph, new: Run | ModuleGraph, step: int | None) -
 
 
 def _was(change: Change) -> str:
-    return "; ".join(f"{field} {old}" for field, old, _ in change.fields if field != "rule") or (
-        "of another rule"
-    )
+    """The old values, without those that follow from others."""
+    found = {field: old for field, old, _ in change.fields}
+    if "layout" in found:
+        found.pop("mesh", None)
+    if len(found) > 1:
+        found.pop("rule", None)
+    texts = [f"without {key}" if old == "none" else f"{key} {old}" for key, old in found.items()]
+    return "; ".join(texts)
 
 
 def _sources(before: Subject, after: Subject) -> str:

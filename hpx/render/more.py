@@ -21,7 +21,10 @@ _MOST: Final = 3
 def more_facts(subject: Subject) -> Iterator[tuple[str, str]]:
     """Pairs of a word and its text, for the header."""
     if subject.selection:
-        yield "shown", subject.selection
+        shown = sum(1 for _ in subject.graph.parameters())
+        total = sum(1 for _ in subject.full_graph.parameters())
+        total += sum(1 for mark in subject.compared.values() if mark == "removed")
+        yield "shown", f"{shown:,} of {counted(total, 'parameter')}: {subject.selection}"
     if subject.diff is not None:
         yield "compared", compared_text(subject)
     unmatched = unmatched_rules(subject)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hpx._text import counted, printable
 from hpx.graph.nodes import TensorNode
 from hpx.render.compare import compared
 from hpx.render.options import Options
@@ -59,12 +58,9 @@ def only(subject: Subject, options: Options) -> Subject:
 
 def _cut(subject: Subject, tensors: set[int], words: str) -> Subject:
     graph = keep(subject.graph, tensors)
-    shown = sum(1 for _ in graph.parameters())
-    total = sum(1 for _ in subject.full_graph.parameters())
-    text = f"{printable(words)}: {shown:,} of {counted(total, 'parameter')}"
     problems = tuple(
         p for p in subject.problems if not p.nodes or any(n in graph.nodes for n in p.nodes)
     )
     return replace(
-        subject, graph=graph, whole=subject.full_graph, selection=text, problems=problems
+        subject, graph=graph, whole=subject.full_graph, selection=words, problems=problems
     )

@@ -86,6 +86,10 @@ class _Writer:
                 line = f"{finding.level}: {printable(finding.text)}{hint}"
                 yield "  " + (line if finding.level == "info" else self._alert(line))
             yield ""
+        if self.view.changes:
+            yield self._bold("Differences (a is the old side, b the new one)")
+            yield from (f"  {printable(line)}" for line in self.view.changes)
+            yield ""
         yield from self._tree()
         yield ""
         yield from legend(self.view)

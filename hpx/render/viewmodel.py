@@ -188,6 +188,7 @@ class View:
         color_by: What colours tell: ``layout``, ``pass``, ``dtype`` or ``bytes``.
         axis: The mesh axis whose cuts alone colours tell.
         extra: More facts of the header, as pairs of a word and its text.
+        changes: Of a comparison: what differs and the events that explain it, as lines of text.
         marks: Why nodes stand out, by id, all that fold into a row or box; without ``unset``.
     """
 
@@ -208,6 +209,7 @@ class View:
     color_by: str = "layout"
     axis: str | None = None
     extra: tuple[tuple[str, str], ...] = ()
+    changes: tuple[str, ...] = ()
     marks: Mapping[int, Mark] = field(default_factory=dict)
 
     @property
