@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hpx.derive.derive import plan
     from hpx.errors import (
         ContractError,
+        DifferenceError,
         HpxError,
         InputError,
         LayoutError,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from hpx.graph.graph import ModuleGraph
     from hpx.layout import Layout
     from hpx.mesh import MeshSpec
+    from hpx.numeric.checking import check
     from hpx.plan.plan import ShardingPlan
     from hpx.run import Run, run
     from hpx.runtime.apply import apply
@@ -53,6 +55,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Applied",
     "ContractError",
+    "DifferenceError",
     "HpxError",
     "InputError",
     "Layout",
@@ -74,6 +77,7 @@ __all__ = [
     "UsageError",
     "__version__",
     "apply",
+    "check",
     "clip_grad_norm_",
     "fully_shard",
     "plan",
@@ -86,6 +90,7 @@ __all__ = [
 _HOME: Final = {
     "Applied": "hpx.runtime.record",
     "apply": "hpx.runtime.apply",
+    "check": "hpx.numeric.checking",
     "clip_grad_norm_": "hpx.runtime.data_parallel",
     "fully_shard": "hpx.runtime.data_parallel",
     "restore": "hpx.runtime.restore",
@@ -116,7 +121,7 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """Keeps ``hpx.run`` and ``hpx.plan`` functions: importing a submodule must not rebind them."""
+    """Keeps ``hpx.run``, ``plan`` and ``check`` functions, though submodules have these names."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if not (name in _HOME and isinstance(value, ModuleType)):

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 __all__ = [
     "ContractError",
+    "DifferenceError",
     "HpxError",
     "InputError",
     "LayoutError",
@@ -102,6 +103,12 @@ class ContractError(HpxError):
     """A pass broke what its own PassInfo declares; its author has to mend it."""
 
 
+class DifferenceError(HpxError):
+    """A check found that two things differ that should be equal."""
+
+    exit_code: ClassVar[int] = 1
+
+
 class InputError(HpxError):
     """A file that cannot be read, or is of a kind that hpx does not take."""
 
@@ -147,6 +154,9 @@ class ManyErrors(HpxError):
         """
         word = "problem" if len(findings) == 1 else "problems"
         return cls(f"{len(findings)} {word} with {subject}; nothing was changed", findings)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.what, self.findings), vars(self)
 
     def __str__(self) -> str:
         head = f"{self.where}: {self.what}" if self.where else self.what

@@ -1,4 +1,4 @@
-"""The command ``hpx``: run a plan, explain a run, compare runs, list passes, derive a plan.
+"""The command ``hpx``: run a plan, explain, compare, list passes, derive a plan, check numbers.
 
 Data goes to stdout and everything else to stderr. Nothing heavy is imported before a command needs
 it: torch for reading a model, networkx for an order, rich for a terminal.
@@ -29,7 +29,8 @@ app = typer.Typer(
     "MODEL is a .safetensors, .pt, .pth or .bin file, a checkpoint folder, a Hugging Face "
     "config.json, or package.module:factory. Weights are never read.\n\n"
     "Exit codes: 0 ok; 1 a check or diff found something; 2 wrong use, no such file, bad plan or "
-    "pipeline; 3 unreadable or unsupported input; 4 refused as unsafe; 6 too large.",
+    "pipeline; 3 unreadable or unsupported input; 4 refused as unsafe; 5 Graphviz missing or "
+    "failed; 6 too large or timed out.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -290,6 +291,80 @@ def plan_command(
         )
         if not passed:
             raise typer.Exit(_FOUND)
+
+
+@app.command("check", short_help="Run a model sharded and unsharded on local processes; compare.")
+def check_command(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A Hugging Face config.json, or package.module:factory, which returns a model or "
+            "(model, example inputs, loss function).",
+        ),
+    ],
+    mesh: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="AXES", help="Such as dp=2,tp=2; once more for another. Its ranks run here."
+        ),
+    ] = None,
+    plan: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The plan; derived if not given.")
+    ] = None,
+    pipeline: PipelineText = "@run",
+    shrink: Annotated[
+        bool | None,
+        typer.Option(
+            "--shrink/--no-shrink",
+            help="Make a configuration small, keeping its structure; yes if not given.",
+        ),
+    ] = None,
+    attention: Annotated[
+        Literal["eager", "sdpa"] | None,
+        typer.Option("--attn", help="The attention of a transformers model."),
+    ] = None,
+    tolerance: Annotated[
+        float, typer.Option(metavar="X", help="The limit of max|a-b| / max|b|, for each tensor.")
+    ] = 1e-9,
+    steps: Annotated[int, typer.Option(metavar="N", help="Steps of AdamW.")] = 1,
+    timeout: Annotated[float, typer.Option(metavar="S", help="Seconds for all of it.")] = 300.0,
+    dry: Annotated[
+        bool, typer.Option("--dry", help="Start no process: validate declarations on DTensors.")
+    ] = False,
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Save the report as JSON."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Run a model unsharded and sharded on local processes, in float64, and compare.
+
+    Outputs, loss, every gradient and the parameters after a step of AdamW have to be equal. On a
+    difference the first module that differs is named, forward or backward, with the decisions that
+    led to it, and the exit code is 1. Weights are random; nothing is fetched.
+    """
+    _check_writable(output)
+    from hpx.pipeline.textform import as_passes
+    from hpx.tools import _numeric
+
+    as_passes(pipeline)
+    equal = _numeric.check(
+        model,
+        mesh or [],
+        plan,
+        pipeline,
+        output,
+        shrink=shrink,
+        attention=attention,
+        tolerance=tolerance,
+        steps=steps,
+        timeout=timeout,
+        dry=dry,
+        json=json,
+    )
+    if not equal:
+        raise typer.Exit(_FOUND)
 
 
 def _request(plan: str, mesh: str | None) -> tuple[ShardingPlan, MeshSpec]:

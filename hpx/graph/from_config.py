@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from hpx.graph.json_file import read_json_object
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-__all__ = ["graph_from_config", "model_from_config"]
+__all__ = ["config_of_values", "graph_from_config", "model_from_config", "model_of_values"]
 
 
 def graph_from_config(path: Path, shown: str, source: str) -> ModuleGraph:
@@ -47,7 +47,27 @@ def model_from_config(path: Path, shown: str) -> PreTrainedModel:
     Raises:
         InputError: transformers is missing or does not know the model, or cannot build it.
     """
-    values = read_json_object(path, shown)
+    return model_of_values(read_json_object(path, shown), shown)
+
+
+def model_of_values(
+    values: Mapping[str, object],
+    shown: str,
+    *,
+    device: str = "meta",
+    attention: str | None = None,
+) -> PreTrainedModel:
+    """The model of what stands in a ``config.json``.
+
+    Args:
+        values: Its values.
+        shown: How errors name it.
+        device: Where it is built; on another one than meta it has random weights.
+        attention: ``eager`` or ``sdpa``; the model's own choice if not given.
+
+    Raises:
+        InputError: transformers is missing or does not know the model, or cannot build it.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -59,7 +79,19 @@ def model_from_config(path: Path, shown: str) -> PreTrainedModel:
                 fix="pip install 'hpx-passes[hf]'",
             ) from None
         with _quiet_and_offline():
-            return _build(values, shown)
+            return _build(dict(values), shown, device, attention)
+
+
+def config_of_values(values: Mapping[str, object], shown: str) -> PreTrainedConfig:
+    """The configuration alone, with what its class fills in.
+
+    Raises:
+        InputError: transformers does not know the model, or the values do not fit.
+    """
+    with _quiet_and_offline():
+        config_class = _config_class(dict(values), shown)
+        with _fitting(shown):
+            return config_class.from_dict(dict(values))
 
 
 @contextlib.contextmanager
@@ -78,20 +110,33 @@ def _quiet_and_offline() -> Iterator[None]:
         huggingface_hub.constants.HF_HUB_OFFLINE = offline
 
 
-def _build(values: dict[str, object], shown: str) -> PreTrainedModel:
+def _build(
+    values: dict[str, object], shown: str, device: str, attention: str | None
+) -> PreTrainedModel:
     import torch
 
     config_class = _config_class(values, shown)
-    try:
+    with _fitting(shown):
         # from_dict changes what it is given
         config = config_class.from_dict(dict(values))
+        if device != "meta" or attention is not None:
+            # Kernels for many experts at once take no float64; the others compute the same.
+            config._experts_implementation = "eager"
         model_class = _model_class(values, config)
-        build: Callable[[PreTrainedConfig], PreTrainedModel] = model_class._from_config
-        with torch.device("meta"):
-            return build(config)
+        build: Callable[..., PreTrainedModel] = model_class._from_config
+        chosen = {} if attention is None else {"attn_implementation": attention}
+        with torch.device(device):
+            return build(config, **chosen)
+
+
+@contextlib.contextmanager
+def _fitting(shown: str) -> Iterator[None]:
+    """What transformers raises, as one error: values that do not fit can fail anywhere."""
+    try:
+        yield
     except InputError:
         raise
-    except Exception as error:  # noqa: BLE001 - values that do not fit can fail anywhere in a model
+    except Exception as error:  # noqa: BLE001
         text = " ".join(str(error).split())[:200]
         raise InputError(
             f"transformers cannot build the model of {shown}",

@@ -1,4 +1,4 @@
-"""The program behind `tests.distributed.pool`: one nursery, and a worker for every rank.
+"""The program behind `hpx.numeric.pool`: one nursery, and a worker for every rank.
 
 The nursery imports torch once and forks the workers, so that eight ranks start as fast as one. It
 then waits for them, and ends when they have. A worker runs one function at a time, each in a fresh
@@ -27,17 +27,23 @@ from importlib.machinery import ModuleSpec
 from multiprocessing.connection import Connection
 from operator import attrgetter
 from pathlib import Path
-from types import TracebackType
-from typing import TypedDict
+from types import ModuleType, TracebackType
+from typing import Any, TypedDict
+
+
+class Reference(TypedDict):
+    """Something at the top level of a module, for another process to find."""
+
+    namespace: tuple[str, list[str]] | None  # a top-level package without __init__, and its folders
+    module: str
+    file: str
+    name: str
 
 
 class Task(TypedDict):
     """One call of a function on one rank."""
 
-    namespace: tuple[str, list[str]] | None  # a top-level package without __init__, and its folders
-    module: str
-    file: str
-    function: str
+    function: Reference
     args: bytes
     store: str
     rank: int
@@ -57,6 +63,7 @@ class Reply(TypedDict):
 
 
 def main() -> None:
+    """Import what the workers share, then nurse them."""
     folder, preload, *fds = sys.argv[1:]
     for name in preload.split(","):
         importlib.import_module(name)
@@ -123,7 +130,8 @@ def work(log: Path, connection: Connection) -> None:
             result = run(task)
         except BaseException as error:  # noqa: BLE001 - an exit of the function is one as well
             trace = "".join(traceback.format_exception(error.with_traceback(own_frames(error))))
-            answer(connection, "error", error=f"{type(error).__name__}: {error}", trace=trace)
+            text = f"{type(error).__name__}: {error}"
+            answer(connection, "error", error=text, trace=trace, result=pickled(error))
         else:
             answer(connection, "result", result=result)
             messages.get()  # None, once no other rank needs this one's connections
@@ -149,6 +157,7 @@ def answer(
     error: str = "",
     trace: str = "",
 ) -> None:
+    """Send a reply, after all that was printed before it."""
     reply = Reply(kind=kind, at=time.monotonic(), pid=pid, result=result, error=error, trace=trace)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -160,7 +169,7 @@ def run(task: Task) -> bytes:
     import torch
     import torch.distributed as dist
 
-    function = attrgetter(task["function"])(load(task))
+    function = load(task["function"])
     args = pickle.loads(task["args"])
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float32)
@@ -175,17 +184,34 @@ def run(task: Task) -> bytes:
     return pickle.dumps(function(*args))
 
 
-def load(task: Task) -> object:
-    """The module of the function, under the name that it has in the tests."""
-    if task["namespace"] is not None:
-        top, folders = task["namespace"]
+def load(reference: Reference) -> Any:
+    """What is referred to; its module has the name here that it had there."""
+    if reference["namespace"] is not None:
+        top, folders = reference["namespace"]
         if top not in sys.modules:
             spec = ModuleSpec(top, None, is_package=True)
             spec.submodule_search_locations = folders
             sys.modules[top] = importlib.util.module_from_spec(spec)
-    module = importlib.import_module(task["module"])
-    if module.__file__ != task["file"]:
-        raise ImportError(f"{task['module']} is {module.__file__} here, not {task['file']}")
+    name = reference["module"]
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name not in (name, name.partition(".")[0]):
+            raise
+        module = of_file(name, reference["file"])
+    if module.__file__ != reference["file"]:
+        raise ImportError(f"{name} is {module.__file__} here, not {reference['file']}")
+    return attrgetter(reference["name"])(module) if reference["name"] else module
+
+
+def of_file(name: str, file: str) -> ModuleType:
+    """A module that is on no search path, as one of a notebook's or a test's folder."""
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{file} cannot be imported as {name}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
     return module
 
 
@@ -200,6 +226,16 @@ def leave() -> None:
     if "torch._dynamo" in sys.modules:
         sys.modules["torch._dynamo"].reset()
     gc.collect()
+
+
+def pickled(error: BaseException) -> bytes:
+    """The error for the pool to raise or to look into; empty if it cannot travel."""
+    try:
+        data = pickle.dumps(error)
+        pickle.loads(data)
+    except Exception:  # noqa: BLE001 - whatever an exception of somebody's has inside
+        return b""
+    return data
 
 
 def own_frames(error: BaseException) -> TracebackType | None:

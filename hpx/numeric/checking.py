@@ -1,0 +1,397 @@
+"""`hpx.check`: a model run unsharded and sharded on local processes, and compared."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from hpx.check.accept import refuse_errors
+from hpx.errors import InputError, TooLargeError, UsageError
+from hpx.mesh import MeshSpec
+from hpx.numeric.pool import LIMIT, PRELOAD, Pool, RanksFailedError, module_reference, reference
+from hpx.numeric.report import Blame, Report, blame, blame_module, figures_of
+from hpx.pipeline.textform import as_passes, format_pipeline
+from hpx.plan import ShardingPlan
+from hpx.run import Run, run
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from hpx.numeric.building import Source
+    from hpx.numeric.ranks import Case, Measured
+    from hpx.numeric.worker import Reference
+    from hpx.pipeline.info import Pass
+
+__all__ = ["MOST_RANKS", "TOLERANCE", "Subject", "check", "new_pool", "prepare"]
+
+TOLERANCE: Final = 1e-9
+"""Of ``max|a-b| / max|b|``, for each tensor."""
+MOST_RANKS: Final = 16
+"""Processes on one machine."""
+
+_COPIES: Final = 8  # both models, gradients, two moments of AdamW for each, what is gathered
+_DOUBLE: Final = 8
+_SHARE: Final = 0.8
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a check is about, worked out before any process starts.
+
+    Attributes:
+        run: The run that is to be carried out.
+        case: What travels to the ranks.
+        classes: Classes of the modules by path, for messages.
+    """
+
+    run: Run
+    case: Case
+    classes: dict[str, str]
+
+
+def check(
+    model: str | Path | Callable[[], object] | nn.Module,
+    plan: ShardingPlan | str | Path | None = None,
+    mesh: MeshSpec | str | None = None,
+    pipeline: str | Sequence[str | Pass | type[Pass]] = "@run",
+    *,
+    inputs: object = None,
+    loss: Callable[[Any], object] | None = None,
+    shrink: bool | None = None,
+    attention: str | None = None,
+    tolerance: float = TOLERANCE,
+    steps: int = 1,
+    timeout: float = LIMIT,
+    pool: Pool | None = None,
+) -> Report:
+    """Run a model unsharded and sharded in float64 with the same inputs, and compare.
+
+    Outputs, loss, every gradient and the parameters after a step of AdamW are compared by
+    ``max|a-b| / max|b|``. On a difference the report names the first module that differs, forward
+    or backward. Ranks are local processes on gloo; where ``torch.distributed`` runs already with
+    as many ranks as the mesh has (under ``torchrun``), every rank calls this and they are used.
+
+    Args:
+        model: A ``config.json`` or ``package.module:factory``; a function at the top level of a
+            module that returns ``model`` or ``(model, example inputs, loss function)``; or a model.
+        plan: A plan or its file; derived from the model if not given.
+        mesh: A mesh, or its text such as ``dp=2,tp=2``; the plan's own if not given.
+        pipeline: Text form or passes.
+        inputs: Example inputs: a tuple of arguments, a mapping by name, one tensor. Made up for a
+            model whose config or first layer says what it takes.
+        loss: A function of the output, from the top level of a module. Cross entropy for scores,
+            and a weighted sum for anything else, if not given.
+        shrink: Whether a configuration is made small, keeping its structure. Yes if not given.
+        attention: ``eager`` or ``sdpa``, for models of transformers.
+        tolerance: The limit.
+        steps: How many steps of AdamW.
+        timeout: Seconds that the ranks have.
+        pool: Processes to use; such that were started for this call if not given.
+
+    Returns:
+        The report, with ``ok``, ``raise_if_different()`` and ``to_json()``; ``str()`` is for
+        people.
+
+    Raises:
+        HpxError: The plan is refused, the model cannot be read or is not fit for a check, or time
+            is over.
+    """
+    start = time.perf_counter()
+    own = None
+    subject = prepare(
+        model,
+        plan,
+        mesh,
+        pipeline,
+        inputs=inputs,
+        loss=loss,
+        shrink=shrink,
+        attention=attention,
+        steps=steps,
+    )
+    if _in_place(subject.run.mesh):
+        return _report(subject, _on_this_group(subject), tolerance, start)
+    if pool is None:
+        pool = own = new_pool(subject.run.mesh.world_size)
+    try:
+        return check_in(pool, subject, tolerance, timeout, start)
+    finally:
+        if own is not None:
+            own.close()
+
+
+def check_in(
+    pool: Pool, subject: Subject, tolerance: float, timeout: float, start: float
+) -> Report:
+    """Check what was prepared on the processes of a pool.
+
+    Args:
+        pool: The pool.
+        subject: What `prepare` gave.
+        tolerance: The limit.
+        timeout: Seconds that the ranks have.
+        start: When the check began, of ``time.perf_counter``.
+
+    Raises:
+        HpxError: A rank refused it, or time is over.
+    """
+    end = time.monotonic() + timeout
+    size = subject.run.mesh.world_size
+
+    def call(function: Callable[..., Any], *args: object) -> list[Any]:
+        left = max(1.0, end - time.monotonic())
+        try:
+            return pool.run(function, size, subject.case, *args, limit=left)
+        except RanksFailedError as error:
+            if error.late and len(error.late) == len(error.ranks):
+                raise _timed_out(error, timeout) from None
+            if error.cause is not None:
+                raise error.cause from None
+            raise InputError("a rank failed", why=str(error)) from None
+
+    return _report(subject, call, tolerance, start)
+
+
+def _timed_out(error: RanksFailedError, timeout: float) -> TooLargeError:
+    return TooLargeError(
+        f"the ranks were not done after {timeout:g} s",
+        why=" ".join(str(error).split())[-600:],
+        fix="give more time (--timeout, timeout=), or a smaller model",
+    )
+
+
+def new_pool(size: int, more: Iterable[str] = ()) -> Pool:
+    """Processes for checks on up to ``size`` ranks; they start with the first one.
+
+    Args:
+        size: The number of ranks.
+        more: Further modules that they have in common from the start.
+    """
+    return Pool(size, (*PRELOAD, "hpx.numeric.ranks", *more))
+
+
+# -- before any process --------------------------------------------------------------------------
+
+
+def prepare(
+    model: str | Path | Callable[[], object] | nn.Module,
+    plan: ShardingPlan | str | Path | None = None,
+    mesh: MeshSpec | str | None = None,
+    pipeline: str | Sequence[str | Pass | type[Pass]] = "@run",
+    *,
+    inputs: object = None,
+    loss: Callable[[Any], object] | None = None,
+    shrink: bool | None = None,
+    attention: str | None = None,
+    steps: int = 1,
+    wrap: Callable[..., object] | None = None,
+    exact: bool = True,
+) -> Subject:
+    """Read the model, derive or read the plan and run it: what is refused is refused here.
+
+    Args:
+        model: See `check`, as for the others.
+        plan: The plan.
+        mesh: The mesh.
+        pipeline: The pipeline.
+        inputs: Example inputs.
+        loss: The loss.
+        shrink: Whether a configuration is made small.
+        attention: An implementation of attention.
+        steps: How many steps.
+        wrap: Puts something around the sharded model; for tests.
+        exact: Whether casts to lower dtypes inside the model are left out.
+
+    Raises:
+        HpxError: Whatever stands in the way.
+    """
+    from hpx.numeric.ranks import Case
+    from hpx.numeric.sources import source_of
+
+    if steps < 1:
+        raise UsageError(f"a check takes one step at least, not {steps}")
+    given = ShardingPlan.from_file(Path(plan)) if isinstance(plan, (str, Path)) else plan
+    spec = _mesh_of(mesh, given)
+    if given is not None:
+        given.check_mesh(spec)
+    passes = as_passes(pipeline)
+    in_place = _in_place(spec)
+    source, graph, given = source_of(model, spec, given, shrink, attention, in_place=in_place)
+    sharding = given
+    if sharding is None:
+        from hpx.derive import derive_plan
+
+        sharding = derive_plan(graph, spec)
+    done = run(graph, sharding, spec, passes)
+    refuse_errors(done)
+    _check_size(done)
+    references = [] if in_place else list(_modules_of(passes, source, model))
+    case = Case(
+        source=source,
+        mesh=str(spec),
+        plan=sharding.to_json(),
+        pipeline=format_pipeline(passes),
+        modules=tuple(references),
+        attention=attention,
+        steps=steps,
+        inputs=inputs,
+        loss=None if loss is None else _reference(loss, "the loss"),
+        wrap=None if wrap is None else reference(wrap),
+        exact=exact,
+    )
+    classes = {graph.path(node.id): node.spec.short_cls for node in graph.modules()}
+    return Subject(done, case, classes)
+
+
+def _mesh_of(mesh: MeshSpec | str | None, plan: ShardingPlan | None) -> MeshSpec:
+    if mesh is None and plan is None:
+        raise UsageError("there is no mesh", fix="give one, such as dp=2,tp=2")
+    if mesh is None:
+        assert plan is not None
+        spec = plan.own_mesh()
+    else:
+        spec = MeshSpec.parse(mesh) if isinstance(mesh, str) else mesh
+    for axis in ("cp", "pp"):
+        if spec.size(axis, 1) > 1:
+            raise UsageError(
+                f"a check does not run {axis}",
+                why=f"the mesh is {spec}",
+                fix=f"leave {axis} out: it shards no weight, so the plan stays the same",
+            )
+    if spec.world_size > MOST_RANKS and not _in_place(spec):
+        raise TooLargeError(
+            f"the mesh {spec} has {spec.world_size} ranks",
+            why=f"they are processes of this machine, {MOST_RANKS} at most",
+            fix="check on a smaller mesh, such as dp=2,tp=2",
+        )
+    return spec
+
+
+def _check_size(done: Run) -> None:
+    """Refuse what the memory of this machine cannot hold."""
+    needed = int(done.model["num_elements"]) * _DOUBLE * _COPIES * done.mesh.world_size
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > _SHARE * there:
+        raise TooLargeError(
+            f"the model is too large to check on {done.mesh.world_size} local ranks",
+            why=f"both models in float64 take about {needed / 2**30:,.0f} GiB,"
+            f" and this machine has {there / 2**30:,.0f} GiB",
+            fix="shrink it (--shrink, shrink=True), or name a factory that builds a small one",
+        )
+
+
+def _modules_of(passes: Sequence[Pass], source: Source, model: object) -> Iterable[Reference]:
+    """The modules of passes and classes that the ranks may not find by themselves."""
+    import sys
+
+    names = dict.fromkeys(type(pass_).__module__ for pass_ in passes)
+    if hasattr(source, "data"):
+        assert hasattr(model, "modules")
+        names |= dict.fromkeys(type(module).__module__ for module in model.modules())
+    for name in names:
+        found = sys.modules.get(name)
+        if found is not None and not name.startswith(("hpx.", "torch.")):
+            yield module_reference(found)
+
+
+def _reference(target: Callable[..., object], what: str) -> Reference:
+    try:
+        return reference(target)
+    except ValueError as error:
+        raise UsageError(
+            f"{what} cannot reach the other processes",
+            why=str(error),
+            fix="define it at the top level of a module",
+        ) from None
+
+
+# -- on the ranks --------------------------------------------------------------------------------
+
+
+def _in_place(spec: MeshSpec) -> bool:
+    """Whether this process is one of the ranks already."""
+    import torch.distributed as dist
+
+    return (
+        dist.is_available() and dist.is_initialized() and dist.get_world_size() == spec.world_size
+    )
+
+
+def _on_this_group(subject: Subject) -> Callable[..., list[Any]]:
+    """Call a function on every rank of the group that runs: on this one, that is."""
+    import torch.distributed as dist
+
+    def call(function: Callable[..., Any], *args: object) -> list[Any]:
+        mine: object
+        try:
+            mine = pickle.dumps(function(subject.case, *args))
+        except Exception as error:  # noqa: BLE001 - the other ranks have to hear of it
+            mine = error
+        every: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(every, mine)
+        for one in every:
+            if isinstance(one, BaseException):
+                raise one
+        return [pickle.loads(one) for one in every]
+
+    return call
+
+
+def _report(
+    subject: Subject,
+    call: Callable[..., list[Any]],
+    tolerance: float,
+    start: float,
+) -> Report:
+    from hpx.numeric.failing import ModuleFailedError
+    from hpx.numeric.ranks import find_on_rank, measure_on_rank, ranks_of
+
+    results: list[Measured] = []
+    found: Blame | None = None
+    try:
+        results = call(measure_on_rank)
+    except ModuleFailedError as error:
+        if error.side == "unsharded":
+            raise InputError(
+                f"{subject.case.source.name} cannot compute, unsharded",
+                where=error.module or None,
+                why=f"{error.text}{f' [{error.line}]' if error.line else ''}",
+                fix="give example inputs and a loss that it takes",
+            ) from None
+        found = _blame_failed(subject, error)
+    figures = figures_of([result.deviations for result in results], tolerance)
+    if any(figure.wrong for figure in figures):
+        wrong = sorted(
+            {
+                deviation.key.name
+                for result in results
+                for deviation in result.deviations
+                if deviation.key.kind == "gradient" and not deviation.by <= tolerance
+            }
+        )
+        located = next(
+            (one for one in call(find_on_rank, wrong, tolerance) if one is not None), None
+        )
+        found = blame(subject.run, located, subject.classes)
+    return Report(
+        model=subject.case.source.name,
+        run=subject.run,
+        tolerance=tolerance,
+        steps=subject.case.steps,
+        figures=figures,
+        blame=found,
+        held=max((result.held for result in results), default=0.0),
+        ranks=tuple(ranks_of(results, tolerance)),
+        seconds=time.perf_counter() - start,
+    )
+
+
+def _blame_failed(subject: Subject, error: Any) -> Blame:
+    direction = "forward" if error.module is not None else "backward"
+    what = f"{error.text}{f' [{error.line}]' if error.line else ''}"
+    return blame_module(subject.run, error.module, subject.classes, direction, what, None)

@@ -1,0 +1,188 @@
+"""What a model is fed, and what is made of its answer: inputs and loss, equal on all ranks.
+
+Inputs that a person gave are taken as they are. For the others:
+
+1. A language model gets tokens, in two rows: every token of a small vocabulary, so that a row of
+   the embedding whose gradient is lost shows, and the padding token, if there is one.
+2. A model of images gets random pixels; another one what its first layer takes.
+3. The loss of scores ``[batch, length, vocabulary]`` is the cross entropy of the next token, that
+   of scores ``[batch, classes]`` of some class, and any other answer is weighted by random numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils import _pytree
+
+from hpx.errors import InputError
+
+__all__ = ["Arguments", "LossFunction", "default_loss", "given_inputs", "inputs_of", "tensors_in"]
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+LossFunction = Callable[[Any], Tensor]
+
+_ROWS: Final = 2
+_LENGTH: Final = 16
+_SMALL: Final = 512
+"""A vocabulary of which every token is looked up."""
+_SHIFT: Final = 2
+"""Positions that some models keep for padding."""
+_FIX: Final = "name a factory that returns (model, example inputs)"
+
+
+def given_inputs(given: object) -> Arguments:
+    """Example inputs (a tuple of arguments, a mapping by name, one value) in float64."""
+    made = _pytree.tree_map_only(Tensor, _double, given)
+    if isinstance(made, Mapping):
+        return (), dict(made)
+    if isinstance(made, (tuple, list)):
+        return tuple(made), {}
+    return (made,), {}
+
+
+def _double(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def inputs_of(model: nn.Module, index: int) -> Arguments:
+    """Inputs for a model's forward, others for every data parallel rank.
+
+    Args:
+        model: The model.
+        index: Which of the data parallel ranks.
+
+    Raises:
+        InputError: What the forward takes cannot be told.
+    """
+    generator = torch.Generator().manual_seed(1 + index)
+    names = list(inspect.signature(model.forward).parameters)
+    main = getattr(model, "main_input_name", None)
+    config: Any = getattr(model, "config", None)
+    if isinstance(main, str) and main in names and config is not None:
+        found: dict[str, Any] = {}
+        if main == "pixel_values":
+            found[main] = _image(config, generator)
+        elif main == "input_ids":
+            found[main] = _tokens(model, generator)
+            if "pixel_values" in names and not _mixes_images_into_text(config):
+                found["pixel_values"] = _image(config, generator)
+        else:
+            raise InputError(f"what its input '{main}' looks like is not known", fix=_FIX)
+        if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in names:
+            found["decoder_input_ids"] = _tokens(model, generator)
+        return (), found
+    return (_by_first_layer(model, generator),), {}
+
+
+def _mixes_images_into_text(config: Any) -> bool:
+    return any(hasattr(config, name) for name in ("image_token_id", "image_token_index"))
+
+
+def _tokens(model: nn.Module, generator: torch.Generator) -> Tensor:
+    """``[2, length]``: all tokens of a small vocabulary, the last one twice, padding before."""
+    tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    config: Any = getattr(model, "config", None)
+    if config is not None and hasattr(config, "get_text_config"):
+        config = config.get_text_config()
+    size = getattr(config, "vocab_size", None) or max(
+        (table.num_embeddings for table in tables), default=2
+    )
+    longest = getattr(config, "max_position_embeddings", None) or 1 << 30
+    length = -(-size // _ROWS)
+    if size > _SMALL or length + 3 + _SHIFT > longest:
+        length = max(1, min(_LENGTH, longest - _SHIFT - 3))
+        ids = torch.randint(size, (_ROWS, length), generator=generator)
+    else:
+        order = torch.randperm(size, generator=generator)
+        ids = torch.cat((order, order[: _ROWS * length - size])).view(_ROWS, length)
+    padding = {t.padding_idx for t in tables if t.num_embeddings == size} - {None}
+    first = cast(int, next(iter(padding), 0))
+    # A causal loss gives the last token of a row no gradient: that one is there twice.
+    return torch.cat((torch.full((_ROWS, 2), first), ids, ids[:, :1]), dim=1)
+
+
+def _image(config: Any, generator: torch.Generator) -> Tensor:
+    inner = getattr(config, "vision_config", config)
+    size = getattr(inner, "image_size", 32)
+    height, width = size if isinstance(size, (tuple, list)) else (size, size)
+    shape = (_ROWS, getattr(inner, "num_channels", 3), height, width)
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def _by_first_layer(model: nn.Module, generator: torch.Generator) -> Tensor:
+    """One input, as the first layer that the model registers takes it."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [p for p in parameters if p.default is p.empty and p.kind not in several]
+    if len(needed) != 1 or needed[0].kind is inspect.Parameter.KEYWORD_ONLY:
+        names = ", ".join(p.name for p in needed) or "nothing by name"
+        raise InputError(f"its forward takes {names}", fix=_FIX)
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            return _tokens(model, generator)
+        shape: tuple[int, ...] | None = None
+        if isinstance(module, nn.Linear):
+            shape = (_ROWS, 6, module.in_features)
+        elif isinstance(module, nn.Conv2d):
+            shape = (_ROWS, module.in_channels, 32, 32)
+        if shape is not None:
+            return torch.randn(shape, generator=generator, dtype=torch.float64)
+    raise InputError("its first layer does not tell what it takes", fix=_FIX)
+
+
+# -- answers -------------------------------------------------------------------------------------
+
+
+def tensors_in(value: object, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """The floating tensors of an output, by name: of tuples, mappings and dataclasses too."""
+    if isinstance(value, Tensor):
+        if value.is_floating_point():
+            yield name, value
+        return
+    parts: Iterator[tuple[str, object]] = iter(())
+    if isinstance(value, Mapping):
+        parts = ((str(key), part) for key, part in value.items())
+    elif isinstance(value, (tuple, list)):
+        parts = ((str(index), part) for index, part in enumerate(value))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
+    for key, part in parts:
+        yield from tensors_in(part, f"{name}.{key}" if name else key)
+
+
+def default_loss(inputs: Arguments) -> LossFunction:
+    """The loss of an answer to these inputs.
+
+    Args:
+        inputs: Arguments of the forward.
+    """
+    given = [*inputs[0], *inputs[1].values()]
+    ids = next((x for x in given if isinstance(x, Tensor) and not x.is_floating_point()), None)
+
+    def loss(output: Any) -> Tensor:
+        found = dict(tensors_in(output))
+        if not found:
+            raise InputError("the model's answer has no tensor", fix="give a loss function")
+        scores = found.get("logits", next(iter(found.values())))
+        if scores.dim() == 3 and ids is not None and ids.shape == scores.shape[:2]:
+            if int(ids.max()) < scores.shape[-1]:
+                return functional.cross_entropy(scores[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+        elif scores.dim() == 2 and "logits" in found:
+            classes = torch.arange(scores.shape[0]) % scores.shape[1]
+            return functional.cross_entropy(scores, classes)
+        generator = torch.Generator().manual_seed(2)
+        weighted = [
+            (x * torch.randn(x.shape, generator=generator, dtype=x.dtype)).mean()
+            for x in found.values()
+            if x.requires_grad
+        ]
+        return torch.stack(weighted).sum()
+
+    return loss
