@@ -103,10 +103,11 @@ def run_command(
     """
     _check_writable(output)
     sharding, spec = _request(plan, mesh)
-    from hpx.pipeline.textform import as_passes
+    from hpx.pipeline.textform import as_passes, format_pipeline
 
     passes = as_passes(pipeline)
 
+    from hpx.tools._pipeline import leaving_failures
     from hpx.tools._progress import Progress
 
     with Progress(f"reading {model}") as progress:
@@ -114,7 +115,8 @@ def run_command(
         from hpx.run import run
 
         graph = open_model(model)
-        done = run(graph, sharding, spec, passes, order=order, progress=progress.step)
+        with leaving_failures(output, model, spec, format_pipeline(passes), order):
+            done = run(graph, sharding, spec, passes, order=order, progress=progress.step)
         progress.say("writing")
         if output is not None:
             done.save(output)
@@ -190,22 +192,42 @@ def diff_command(
 @app.command("passes", short_help="List the passes, or show the order of a pipeline.")
 def passes_command(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="Tell all about this pass.")
+        str | None,
+        typer.Argument(
+            metavar="NAME|RUN",
+            help="Tell all about this pass; or, with -o, draw the pipeline of a saved run.",
+        ),
     ] = None,
     pipeline: Annotated[
         str | None,
         typer.Option("--pipeline", "-p", metavar="TEXT", help="Show the order of this pipeline."),
     ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Draw the pipeline: passes, facts, and why each runs no earlier. .svg, .png, .pdf "
+            "or .dot.",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
-    """List the passes; tell about one; or show the order that a pipeline gets, and why."""
+    """List the passes; tell about one; or show the order that a pipeline gets, and why.
+
+    With -o it is drawn. A run that fails leaves RUN.failed.json beside where it was to be saved;
+    drawn, that shows the step that failed.
+    """
     from hpx.errors import UsageError
     from hpx.tools import _passes
     from hpx.tools._tables import emit_json, emit_report
 
     if name is not None and pipeline is not None:
         raise UsageError("NAME and --pipeline ask different things", fix="give one of them")
-    if pipeline is not None:
+    if output is not None:
+        _draw_pipeline(name, pipeline, output)
+    elif pipeline is not None:
         from hpx.pipeline import as_passes, format_pipeline, schedule
 
         passes = as_passes(pipeline)
@@ -229,6 +251,24 @@ def passes_command(
             tell(f"hpx: error: {clash}")
         if clashes:
             raise typer.Exit(clashes[0].exit_code)
+
+
+def _draw_pipeline(run: str | None, pipeline: str | None, output: str) -> None:
+    """Draw a pipeline given as text, or that of a run."""
+    from hpx.errors import UsageError
+    from hpx.tools import _pipeline
+
+    chosen = _pipeline.picture_format(output)
+    if pipeline is not None:
+        picture = _pipeline.picture_of_text(pipeline)
+    elif run is not None:
+        picture = _pipeline.picture_of_file(run)
+    else:
+        raise UsageError(
+            "there is no pipeline to draw", fix="give -p '@default', or a run saved by hpx run -o"
+        )
+    _pipeline.write(picture, output, chosen)
+    _wrote(output)
 
 
 @app.command("plan", short_help="Derive a plan from a model, or check one.")

@@ -10,9 +10,10 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from hpx.errors import ContractError, HpxError
 from hpx.graph.graph import ModuleGraph
@@ -23,7 +24,9 @@ from hpx.pipeline.request import Request
 from hpx.pipeline.schedule import Schedule, schedule
 from hpx.provenance import Event, Provenance
 
-__all__ = ["PassManager", "Result", "StepTiming"]
+__all__ = ["FailedStep", "PassManager", "Result", "StepTiming", "failed_step"]
+
+_FAILED: Final = "_hpx_failed_step"
 
 Progress = Callable[[int, int, str], None]
 """Called before each step with its number, the number of steps, and its name."""
@@ -48,6 +51,13 @@ class Result(NamedTuple):
     facts: tuple[str, ...]
     problems: tuple[Problem, ...]
     timings: tuple[StepTiming, ...]
+
+
+class FailedStep(NamedTuple):
+    """The order of a run that failed, and the number of the step that did."""
+
+    schedule: Schedule
+    number: int
 
 
 class PassManager:
@@ -93,19 +103,13 @@ class PassManager:
             )
             before = len(log)
             start = time.perf_counter()
-            try:
+            with _telling_of(plan, number):
                 step.pass_.run(working, ctx)
-            except HpxError as error:
-                if step.name not in str(error):
-                    error.located(f"pass {step.name}")
-                raise
-            except Exception as error:
-                where = f"pass {step.name}, step {number} of {len(plan.steps)}"
-                raise _crashed(error, step.pass_, where) from error
             if len(log) == before:
                 ctx.note("matched nothing: no decision to make here")
             events = log.events[before:]
-            check_step(working, request, step.pass_, step.name, events)
+            with _telling_of(plan, number):
+                check_step(working, request, step.pass_, step.name, events)
             seconds = time.perf_counter() - start
             problems.extend(ctx.problems)
             touched = sum(len(event.nodes) for event in events)
@@ -126,6 +130,34 @@ class PassManager:
             for name, (fact, pass_) in spoken.items()
             if not _against(fact, graph, request, pass_, f"pass {pass_.info.name}", most=1)
         }
+
+
+@contextmanager
+def _telling_of(plan: Schedule, number: int) -> Iterator[None]:
+    """Whatever a step raises names it, and is an `HpxError` that `failed_step` knows."""
+    step = plan.steps[number - 1]
+    try:
+        yield
+    except HpxError as error:
+        if step.name not in str(error):
+            error.located(f"pass {step.name}")
+        error.__dict__[_FAILED] = FailedStep(plan, number)
+        raise
+    except Exception as error:
+        where = f"pass {step.name}, step {number} of {len(plan.steps)}"
+        crash = _crashed(error, step.pass_, where)
+        crash.__dict__[_FAILED] = FailedStep(plan, number)
+        raise crash from error
+
+
+def failed_step(error: HpxError) -> FailedStep | None:
+    """The step of a pipeline that raised an error; None if it was none.
+
+    Args:
+        error: What `PassManager.run` raised.
+    """
+    found = error.__dict__.get(_FAILED)
+    return found if isinstance(found, FailedStep) else None
 
 
 def check_step(
