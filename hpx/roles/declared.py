@@ -11,6 +11,7 @@ from hpx.errors import PlanError, did_you_mean
 from hpx.graph.graph import ModuleGraph
 from hpx.plan import Pattern, ShardingPlan
 from hpx.plan.boundary import Boundary
+from hpx.roles.cuts import Cuts
 from hpx.roles.places import Places, of_all_layers
 from hpx.roles.types import Cut, Role
 
@@ -57,22 +58,26 @@ def _beaten(graph: ModuleGraph, entries: Iterable[Boundary]) -> Iterator[Finding
 def declare(
     found: MutableMapping[int, Role],
     places: Places,
-    columns: Collection[Cut],
-    rows: Collection[Cut],
+    cuts: Cuts,
 ) -> Iterator[Finding]:
     """Change, add and remove boundaries as the plan says.
 
     Args:
         found: The boundaries by module; changed here.
         places: The graph, and the plan's entries by module.
-        columns: All colwise matrices.
-        rows: All rowwise ones.
+        cuts: All cut matrices.
     """
+    columns, rows = cuts.columns, cuts.rows
+    left: set[int] = set()
     for module, entry in places.declared.items():
         known = found.get(module)
-        if entry.none:
-            found.pop(module, None)
+        if known is not None and (entry.none or _is_left(known, entry)):
+            left.add(module)
+            del found[module]
+    for module, entry in places.declared.items():
+        if entry.none or module in left:
             continue
+        known = found.get(module)
         inputs = None if entry.inputs is None else {name: str(e) for name, e in entry.inputs}
         mixed = _mixed(module, entry, columns, rows, places)
         if known is not None:
@@ -81,13 +86,32 @@ def declare(
                 known,
                 declared=entry,
                 inputs=known.inputs if inputs is None else inputs,
-                output=None if entry.output == "none" else known.output,
+                output=_known_output(known, entry, left, places, rows),
             )
             continue
         problem = _nested(module, found, places) or mixed
         output, size, unknown = _output(module, entry, found, places, columns, rows)
         yield from filter(None, (problem, unknown))
         found[module] = Role(module, "region", "declared", inputs, output, size, declared=entry)
+
+
+def _is_left(known: Role, entry: Boundary) -> bool:
+    """Whether a layer that is nothing but a sum is left as it is."""
+    return known.kind == "rowwise" and entry.output == "none"
+
+
+def _known_output(
+    known: Role, entry: Boundary, left: Collection[int], places: Places, rows: Collection[Cut]
+) -> Literal["sum", "gather", "columns"] | None:
+    """What is done to the output of a boundary that was found."""
+    if entry.output == "none":
+        return None
+    unsummed = (
+        row for row in rows if row.layer in left and known.module in places.above(row.layer)
+    )
+    if entry.output == "R" and known.kind == "region" and any(unsummed):
+        return "sum"
+    return known.output
 
 
 def _nested(module: int, found: MutableMapping[int, Role], places: Places) -> Finding | None:
