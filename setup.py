@@ -20,4 +20,6 @@ def packages() -> list[str]:
     return found
 
 
-setup(packages=packages(), package_dir=FOLDERS, package_data={"hpx": ["py.typed"]})
+PARTS = {"hpx": ["py.typed"], "hpx.render.page": ["*.html", "*.css", "*.js"]}
+
+setup(packages=packages(), package_dir=FOLDERS, package_data=PARTS)

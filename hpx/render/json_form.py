@@ -46,7 +46,7 @@ class _Writer:
         self.view = view
         self.graph = subject.graph
         self.placer = Placer(subject.mesh, options.rank or 0)
-        self.histories = Histories(subject.run, None)
+        self.histories = Histories(subject.run)
         self.start = None if options.root is None else self.graph.get(options.root).id
         self.rules: dict[Rule, int] = {}
 

@@ -1,0 +1,221 @@
+// The list: only the rows that are in sight are elements.
+
+const ROW_HEIGHT = 26;
+const BEYOND = 8;  // rows above and below what is in sight
+
+const byId = (id) => document.getElementById(id);
+const tree = byId('tree'), scroll = byId('scroll');
+const elements = new Map();  // by the index of the row
+
+/** An element with a class, a text and children; text is never read as markup. */
+function make(tag, className = '', text = '', ...children) {
+  const element = document.createElement(tag);
+  if (className) element.className = className;
+  if (text !== '') element.textContent = text;
+  element.append(...children);
+  return element;
+}
+
+const HAS_CLASSES = TREE.classes.some((name) => name);
+
+function tokenChip(token) {
+  return make('span', `token ${shadeOf(token)}`, token === '' ? 'other mesh' : token);
+}
+
+function bar(shares) {
+  const total = shares.reduce((sum, [, bytes]) => sum + bytes, 0);
+  const box = make('span', 'bar');
+  box.title = shares.map(([token, bytes]) =>
+    `${token || 'other mesh'}: ${bytesText(bytes)}, ${(100 * bytes / total).toFixed(1)}%`).join('\n');
+  for (const [token, bytes] of shares) {
+    const part = make('span', shadeOf(token));
+    part.style.width = `${100 * bytes / total}%`;
+    box.append(part);
+  }
+  return total ? box : '';
+}
+
+const MARK_TEXTS = {
+  unset: 'no layout', conflict: 'conflict', deviates: 'unlike its siblings',
+  added: 'added', removed: 'removed', changed: 'changed',
+};
+
+function nameCell(row, facts) {
+  const cell = make('span', 'name');
+  cell.style.paddingInlineStart = `${Math.min(row.depth, 24) * 16}px`;
+  const twisty = make('span', 'twisty', facts.kind === MODULE ? (isOpen(row) ? '▾' : '▸') : '');
+  twisty.setAttribute('aria-hidden', 'true');
+  const label = make('span', 'label', printable(row.label));
+  label.title = printable(row.label);
+  cell.append(twisty, label);
+  if (row.members > 1) cell.append(make('span', 'times', `×${grouped(row.members)}`));
+  if (facts.kind === MODULE && TREE.classes[M.cls[facts.form]]) {
+    cell.append(make('span', 'class', printable(TREE.classes[M.cls[facts.form]].split('.').pop())));
+  }
+  if (facts.kind === TENSOR && T.experts[facts.form] >= 0) {
+    cell.append(make('span', 'badge', `E=${T.experts[facts.form]}`));
+  }
+  if (facts.kind === TENSOR && T.aliases[facts.form] >= 0) {
+    const badge = make('span', 'badge', 'tied');
+    badge.title = printable(DATA.aliases[T.aliases[facts.form]].join('\n'));
+    cell.append(badge);
+  }
+  if (facts.mark) cell.append(make('span', `mark ${facts.mark}`, `⚠ ${MARK_TEXTS[facts.mark]}`));
+  else if (facts.alert) cell.append(make('span', 'mark inside', '⚠ inside'));
+  else if (facts.warned) cell.append(make('span', 'mark warned', 'warned'));
+  return cell;
+}
+
+/** The cells of a row after its name, by the columns that there are. */
+const COLUMNS = [
+  ['shape', 'Shape', (row, facts) => facts.kind === TENSOR ? shapeText(DATA.shapes[T.shape[facts.form]])
+    : facts.kind === MODULE ? counted(facts.parameters, 'parameter') : ''],
+  ['dtype', 'Dtype', (row, facts) => facts.kind === TENSOR
+    ? DATA.dtypes[T.dtype[facts.form]][1] + (T.trained[facts.form] || T.kind[facts.form] ? '' : ' frozen') : ''],
+  ['layout', 'Layout', (row, facts) => {
+    if (facts.kind === TENSOR) return T.kind[facts.form] === 0 ? tokenChip(tokenOfRow(row)) : DATA.kinds[T.kind[facts.form]];
+    return facts.kind === MODULE ? bar(sharesOfRow(row)) : '';
+  }],
+  ['local', 'On the rank', (row, facts) => {
+    if (facts.kind !== TENSOR || facts.forms.some((form) => T.layout[form] !== T.layout[facts.form])) return '';
+    const local = localShape(facts.form, state.rank);
+    return local ? shapeText(local) : '';
+  }],
+  ['bytes', 'Bytes', (row, facts) => facts.kind === LINK ? ''
+    : bytesText(facts.kind === TENSOR && T.kind[facts.form] ? row.count * tensorBytes[facts.form] : facts.bytes)],
+  ['pass', 'Decided by', (row, facts) => {
+    if (facts.kind !== TENSOR) return '';
+    const passes = new Set(facts.forms.map((form) => T.decided[form]).filter((pass) => pass >= 0));
+    return [...passes].map((pass) => DATA.passes[pass]).join(', ');
+  }],
+].filter(([name]) => DATA.layoutsKnown || !['layout', 'local', 'pass'].includes(name))
+  .filter(([name]) => name !== 'pass' || DATA.passes.length)
+  .filter(([name]) => name !== 'local' || DATA.layouts.some((layout) => layout.axes.length));
+
+function fill(element, row) {
+  const facts = factsOf(row);
+  element.id = `row-${row.index}`;
+  element.className = `row ${['tensor', 'module', 'link'][facts.kind]}`;
+  if (facts.mark) element.classList.add('marked');
+  element.style.transform = `translateY(${row.index * ROW_HEIGHT}px)`;
+  element.setAttribute('role', 'treeitem');
+  element.setAttribute('aria-level', row.depth + 1);
+  element.setAttribute('aria-setsize', row.siblings);
+  element.setAttribute('aria-posinset', row.position);
+  if (facts.kind === MODULE) element.setAttribute('aria-expanded', isOpen(row));
+  else element.removeAttribute('aria-expanded');
+  const chosen = state.selected === row.rep;
+  element.setAttribute('aria-selected', chosen);
+  element.classList.toggle('chosen', chosen);
+  const cells = [nameCell(row, facts)];
+  if (facts.kind === LINK) {
+    const target = make('span', 'cell target', `= ${printable(TREE.links[facts.form][0])}`);
+    cells.push(target);
+  } else {
+    for (const [name, , value] of COLUMNS) {
+      const content = value(row, facts);
+      const cell = make('span', `cell ${name}`);
+      cell.append(typeof content === 'string' ? printable(content) : content);
+      cells.push(cell);
+    }
+  }
+  element.replaceChildren(...cells);
+}
+
+/** Make the elements of the rows in sight, and no others. */
+function draw() {
+  const top = scroll.scrollTop;
+  const from = Math.max(0, Math.floor(top / ROW_HEIGHT) - BEYOND);
+  const to = Math.min(rows.length, Math.ceil((top + scroll.clientHeight) / ROW_HEIGHT) + BEYOND);
+  for (const [index, element] of elements) {
+    if (index >= from && index < to) continue;
+    element.remove();
+    elements.delete(index);
+  }
+  let before = null;
+  for (let index = from; index < to; index++) {
+    let element = elements.get(index);
+    if (!element) {
+      element = make('div');
+      fill(element, rows[index]);
+      elements.set(index, element);
+      // In order, so that what reads the page aloud reads the rows in order.
+      if (before) before.after(element);
+      else tree.prepend(element);
+    }
+    before = element;
+  }
+}
+
+/** List the rows anew and draw them. */
+function redraw() {
+  for (const element of elements.values()) element.remove();
+  elements.clear();
+  list();
+  widen();
+  tree.style.height = `${rows.length * ROW_HEIGHT}px`;
+  draw();
+  const chosen = chosenRow();
+  if (chosen) tree.setAttribute('aria-activedescendant', `row-${chosen.index}`);
+  else tree.removeAttribute('aria-activedescendant');
+  byId('nothing')?.remove();
+  if (!rows.length) {
+    const empty = make('p', '', state.query ? 'Nothing matches.' : 'There are no parameters.');
+    empty.id = 'nothing';
+    scroll.append(empty);
+  }
+}
+
+/** Make the column of names as wide as the longest needs, within limits. */
+function widen() {
+  let longest = 0;
+  for (const row of rows) longest = Math.max(longest, 2.2 * row.depth + row.label.length);
+  byId('table').style.setProperty('--name', `${Math.min(90, Math.ceil(longest) + 24)}ch`);
+}
+
+function chosenRow() {
+  return state.selected === null ? null : rows.find((row) => row.rep === state.selected) || null;
+}
+
+/** Choose a row and bring it into sight. */
+function choose(row) {
+  const before = chosenRow();
+  state.selected = row.rep;
+  for (const one of [before, row]) {
+    const element = one && elements.get(one.index);
+    if (element) fill(element, one);
+  }
+  const top = row.index * ROW_HEIGHT, height = scroll.clientHeight;
+  if (top < scroll.scrollTop) scroll.scrollTop = top;
+  else if (top + ROW_HEIGHT > scroll.scrollTop + height) scroll.scrollTop = top + ROW_HEIGHT - height;
+  draw();
+  tree.setAttribute('aria-activedescendant', `row-${row.index}`);
+}
+
+function toggle(row) {
+  if (kindOf[row.rep] !== MODULE) return;
+  if (!opened.delete(row.rep)) opened.add(row.rep);
+  redraw();
+}
+
+/** The heads of the columns, as wide as what stands below them. */
+function drawColumns() {
+  const widths = {
+    shape: Math.max(18, ...DATA.shapes.map((shape) => shapeText(shape).length)),
+    dtype: Math.max(5, ...DATA.dtypes.map((dtype) => dtype[1].length)) + (T.trained.every((is) => is) ? 0 : 7),
+    layout: Math.max(11, ...DATA.layouts.map((layout) => layout.token.length)),
+    local: 14, bytes: 10,
+    pass: Math.max(10, ...DATA.passes.map((pass) => pass.length)),
+  };
+  widths.local = Math.min(widths.shape, 26);
+  const tracks = COLUMNS.map(([name]) => `${Math.min(widths[name], 30) + 1}ch`);
+  byId('table').style.setProperty('--columns', `minmax(16rem, var(--name)) ${tracks.join(' ')}`);
+  const least = COLUMNS.reduce((sum, [name]) => sum + Math.min(widths[name], 30) + 1, 0);
+  byId('table').style.setProperty('--least', `calc(16rem + ${least}ch + ${14 * COLUMNS.length + 48}px)`);
+  const heads = COLUMNS.map(([name, title]) => {
+    const text = name === 'layout' && state.axis ? `On ${state.axis}`
+      : name === 'local' ? `On rank ${state.rank}` : title;
+    return make('span', `cell ${name}`, text);
+  });
+  byId('columns').replaceChildren(make('span', 'name', 'Name'), ...heads);
+}
