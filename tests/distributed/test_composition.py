@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -104,7 +105,7 @@ def _recompute(layer: nn.Module) -> None:
     inner: Callable[..., Tensor] = layer.forward
 
     def forward(*args: Tensor, **kwargs: Tensor) -> Tensor:
-        found: Tensor = checkpoint(inner, *args, use_reentrant=False, **kwargs)
+        found: Tensor = checkpoint(partial(inner, **kwargs), *args, use_reentrant=False)
         return found
 
     layer.__dict__["forward"] = forward
