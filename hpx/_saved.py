@@ -88,6 +88,11 @@ def check_saved(value: Mapping[str, Any]) -> None:
     for number, problem in enumerate(value["problems"]):
         _fields(problem, {"level": str, "node": list, "text": str, "hint": str}, "problems")
         _check_ids(problem["node"], limit, f"problems[{number}]")
+        if not isinstance(problem.get("check", ""), str):
+            raise _damaged(f"problems[{number}]", "its check is no text")
+        numbers = problem.get("numbers", {})
+        if not isinstance(numbers, dict) or any(type(n) is not int for n in numbers.values()):
+            raise _damaged(f"problems[{number}]", "its numbers are none")
     _check_params(value["params"], len(value["events"]))
 
 

@@ -7,8 +7,8 @@ that a command prints it as it is. Nothing here imports torch.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
-from typing import ClassVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import ClassVar, Final, Self, TypeAlias
 
 __all__ = [
     "ContractError",
@@ -19,6 +19,7 @@ __all__ = [
     "ManyErrors",
     "MeshError",
     "NotRunnableError",
+    "Numbers",
     "PassError",
     "PipelineError",
     "PlacementMismatchError",
@@ -32,6 +33,11 @@ __all__ = [
 ]
 
 
+Numbers: TypeAlias = tuple[tuple[str, int], ...]
+"""What a finding counts, by name: ``(("heads", 6), ("tp", 4))``; its text has them in words."""
+_NONE: Final[Numbers] = ()
+
+
 class HpxError(Exception):
     """An error that a person can act on.
 
@@ -40,9 +46,17 @@ class HpxError(Exception):
         where: Pass, step, parameter or ``plan.yaml:12``, outermost first.
         why: The reason, with its numbers.
         fix: What to do about it.
+
+    Attributes:
+        check: The check that found it, as ``docs/checks.md`` names them; empty where none did.
+        names: The modules and parameters that it is about.
+        numbers: Its numbers.
     """
 
     exit_code: ClassVar[int] = 2
+    check: str = ""
+    names: tuple[str, ...] = ()
+    numbers: Numbers = _NONE
 
     def __init__(
         self, what: str, *, where: str | None = None, why: str | None = None, fix: str | None = None
@@ -60,6 +74,24 @@ class HpxError(Exception):
         if self.fix:
             text = f"{text.rstrip('.')}. Fix: {self.fix}"
         return text
+
+    def found_by(self, check: str, names: Iterable[str] = (), numbers: Numbers = ()) -> Self:
+        """Say which check found it, of what, with which numbers; returns itself."""
+        self.check = check or self.check
+        self.names = tuple(names) or self.names
+        self.numbers = numbers or self.numbers
+        return self
+
+    def to_json(self) -> Mapping[str, object]:
+        """``{level, check, text, hint, names, numbers}``, as problems of a run are written."""
+        return {
+            "level": "error",
+            "check": self.check,
+            "text": str(self),
+            "hint": self.fix or "",
+            "names": list(self.names),
+            "numbers": dict(self.numbers),
+        }
 
     def located(self, where: str) -> HpxError:
         """Put ``where`` in front of the place that the error already names; returns itself."""

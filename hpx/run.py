@@ -239,7 +239,14 @@ class Run:
             "schedule": self.schedule,
             "facts": list(self.facts),
             "problems": [
-                {"level": p.level, "node": pack_ids(p.nodes), "text": p.text, "hint": p.hint}
+                {
+                    "level": p.level,
+                    "check": p.check,
+                    "node": pack_ids(p.nodes),
+                    "text": p.text,
+                    "hint": p.hint,
+                    "numbers": dict(p.numbers),
+                }
                 for p in self.problems
             ],
             "graph": self._saved["graph"] if self._saved else graph_to_json(self.entry),
@@ -291,7 +298,10 @@ class Run:
             schedule=value["schedule"],
             facts=value["facts"],
             problems=[
-                Problem(p["level"], tuple(expand_ids(p["node"])), p["text"], p["hint"])
+                Problem(
+                    *(p["level"], tuple(expand_ids(p["node"])), p["text"], p["hint"]),
+                    *(p.get("check", ""), tuple(p.get("numbers", {}).items())),
+                )
                 for p in value["problems"]
             ],
             log=Provenance([Event.from_json(event) for event in value["events"]]),
@@ -354,7 +364,7 @@ def run(
         schedule=result.schedule.to_json(),
         facts=result.facts,
         problems=[
-            *(Problem("warning", (), text, "") for text in result.schedule.warnings),
+            *(Problem("warning", (), text, "", "schedule") for text in result.schedule.warnings),
             *result.problems,
             *run_checks(result.graph, plan, mesh),
         ],

@@ -95,11 +95,12 @@ def decide(graph: ModuleGraph, ctx: PassContext) -> Choice:
     findings += parametrized
     pointer = stacked_pointer(graph, ctx.entry)
     findings += [
-        error
+        error.found_by("existence")
         for error, (index, _) in zip(unmatched(result, pointer), result.unmatched, strict=True)
         if index not in refused_rules
     ]
-    findings += never_winning(result) + conflicting_names(result)
+    findings += [error.found_by("never-winning") for error in never_winning(result)]
+    findings += [error.found_by("tied-rules") for error in conflicting_names(result)]
     findings += _uncovered(graph, ctx, result, followers)
     fallback = plan.fallback
     for node_id in bare:
@@ -138,7 +139,8 @@ class _Layouts:
                 found = rule.layout.resolve(self._ctx.mesh, len(node.shape))
             except LayoutError as error:
                 where = f"{rule.where}: {self._graph.path(node.id)} {list(node.shape)}"
-                self.findings.append(error.located(where))
+                names = [self._graph.path(node.id)]
+                self.findings.append(error.located(where).found_by("layouts", names))
                 found = REPLICATED
             self._known[key] = found
         return found
@@ -270,6 +272,7 @@ def _parametrized(
                 " parametrization), so its parts cannot be cut alone",
                 fix="remove the parametrization first, or replicate the module's parameters",
                 rule=culprits[0],
+                check="parametrised",
             )
         )
     return findings, rules
@@ -302,6 +305,7 @@ def _uncovered(
                 where=ctx.plan.file,
                 why=names,
                 fix="add rules for these names, such as {ep: S(0)}",
-            )
+            ).found_by("uncovered", names.split(", "), (("parameters", len(experts)),))
         )
-    return found + list(uncovered(result, ctx.plan, {*decided, *experts}))
+    others = uncovered(result, ctx.plan, {*decided, *experts})
+    return [*found, *(error.found_by("uncovered") for error in others)]

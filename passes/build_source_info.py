@@ -89,6 +89,8 @@ def _census(graph: ModuleGraph, ctx: PassContext) -> None:
                 f"parameters of the {view} mesh have {len(dtypes)} dtypes: {counts}",
                 [node.id for node in nodes if node.spec.dtype == rare],
                 hint="one data-parallel group needs one dtype; cast them, or wrap them apart",
+                check="census",
+                numbers=tuple(dtypes.most_common()),
             )
         frozen = [node.id for node in nodes if not node.spec.requires_grad]
         if frozen and len(frozen) < len(nodes):
@@ -97,4 +99,6 @@ def _census(graph: ModuleGraph, ctx: PassContext) -> None:
                 frozen,
                 level="info",
                 hint="frozen and trainable parameters of one module share a data-parallel group",
+                check="census",
+                numbers=(("frozen", len(frozen)), ("parameters", len(nodes))),
             )

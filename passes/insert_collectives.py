@@ -68,7 +68,7 @@ class InsertCollectives(Pass):
             return
         found = roles(graph, ctx.mesh, ctx.plan, sp=self.sp, loss=self.loss)
         unclear = unclear_counts(graph, ctx.plan, attentions(graph, ctx.mesh))
-        findings = grouped(ctx, [*found.findings, *unclear])
+        findings = grouped(ctx, [*found.findings, *unclear], "boundaries")
         if findings:
             raise ManyErrors.about("boundaries", findings).located(f"pass {ctx.name}")
         if found.whole:

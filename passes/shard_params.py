@@ -83,16 +83,20 @@ def _nothing_cut(
         return
     tp = ctx.mesh.size("tp")
     what = f"0 of {choice.num_parameters} parameters sharded, and tp is {tp}"
+    numbers = (("parameters", choice.num_parameters), ("tp", tp))
     ruled = all(d.rule is not None and d.rule.source != "default" for d in decisions)
     if ruled and len(decisions) == choice.num_parameters and not others:
         hint = f"use tp=1: {tp} ranks would hold and compute the same"
-        ctx.problem(f"{what}: rules say of all that they are whole", hint=hint)
+        text = f"{what}: rules say of all that they are whole"
+        ctx.problem(text, hint=hint, check="nothing-cut", numbers=numbers)
         return
     yield ctx.error(
         what,
         why="no rule of the plan cuts anything",
         fix="add rules such as {tp: S(0)}, use tp=1, name each parameter in a rule that says"
         " replicate, or shard-params{nothing=allow}",
+        check="nothing-cut",
+        numbers=numbers,
     )
 
 

@@ -61,7 +61,11 @@ class StackExperts(Pass):
         containers = expert_containers(graph, ctx.plan)
         todo = [container for container in containers if not container.stacked]
         done = [container.id for container in containers if container.stacked]
-        findings = [error for found in todo for error in container_problems(graph, ctx, found)]
+        findings = [
+            error.found_by("equal-experts")
+            for found in todo
+            for error in container_problems(graph, ctx, found)
+        ]
         if findings:
             raise ManyErrors.about("experts", findings).located(f"pass {ctx.name}")
         if done:
@@ -85,6 +89,7 @@ class StackExperts(Pass):
             what,
             why="a container has numbered modules 0..E-1, or stacked 3-D parameters",
             fix="correct the plan's experts:, or use stack-experts{optional=true}",
+            check="expert-patterns",
         )
 
 
@@ -96,6 +101,7 @@ def _report_overlooked(graph: ModuleGraph, ctx: PassContext) -> list[ExpertConta
             f"experts that the plan does not name stay separate: {names}",
             [found.id for found in overlooked],
             hint="add them to the plan's experts:",
+            check="expert-lists",
         )
     return overlooked
 

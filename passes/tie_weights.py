@@ -51,6 +51,7 @@ def _tie(graph: ModuleGraph, ctx: PassContext, pair: DeclaredPair) -> None:
                 f"cannot tie {pair.names[0]} and {pair.names[1]}",
                 why=f"their {field} differ: {a} and {b} ({pair.where})",
                 fix="correct the pair, or make the parameters equal",
+                check="tied-ends",
             )
     # The earlier one in the tree keeps its place, in whatever order the pair names them.
     keep, drop = sorted((first, second), key=lambda node: node.id)
@@ -67,4 +68,5 @@ def _end(graph: ModuleGraph, ctx: PassContext, pair: DeclaredPair, name: str) ->
         f"the tied pair names '{name}', and there is no such parameter",
         why=f"declared by {pair.where}",
         fix=f"the nearest names are {', '.join(near)}" if near else "correct the name",
+        check="tied-ends",
     )

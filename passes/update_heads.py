@@ -68,9 +68,10 @@ class UpdateHeads(Pass):
             return
         found = attentions(graph, ctx.mesh)
         declared, findings = declared_counts(graph, ctx, found, size)
-        findings += grouped(ctx, (f for one in found for f in head_problems(ctx, one, size)))
-        for check in (wide_norms, per_head_modules):
-            findings += grouped(ctx, (f for one in found for f in check(graph, one)))
+        problems = (f for one in found for f in head_problems(ctx, one, size))
+        findings += grouped(ctx, problems, "heads")
+        for name, check in (("head-norms", wide_norms), ("head-modules", per_head_modules)):
+            findings += grouped(ctx, (f for one in found for f in check(graph, one)), name)
         if findings:
             raise ManyErrors.about("head counts", findings).located(f"pass {ctx.name}")
         edits = _edits(graph, found, declared, size)
@@ -154,7 +155,13 @@ def _report_unclear(graph: ModuleGraph, ctx: PassContext, found: list[Attention]
     for one in unclear_counts(graph, ctx.plan, found):
         groups.setdefault(one._replace(node=-1), []).append(one.node)
     for finding, nodes in groups.items():
-        ctx.problem(f"{finding.what}: {finding.why}", nodes, hint=finding.fix or "")
+        ctx.problem(
+            f"{finding.what}: {finding.why}",
+            nodes,
+            hint=finding.fix or "",
+            check="unclear-heads",
+            numbers=finding.numbers,
+        )
 
 
 def _report_uncounted(
@@ -197,12 +204,16 @@ def _report_uncounted(
             f"q is sharded on heads, and {name} = {value} near its module was not rewritten",
             nodes_of,
             hint=f"if its heads are counted by it, declare it under heads: in the plan: {name}",
+            check="uncounted",
+            numbers=((name, value),),
         )
     for (name, value), nodes_of in equal.items():
         ctx.problem(
             f"{name} = {value} equals the head count of its module, and is not divided",
             nodes_of,
             hint=f"if it counts heads, declare it under heads: in the plan: {name}",
+            check="uncounted",
+            numbers=((name, value),),
         )
     for (name, value, cut), nodes_of in wide.items():
         ctx.problem(
@@ -210,24 +221,29 @@ def _report_uncounted(
             nodes_of,
             hint=f"if outputs of {cut} are viewed or split by it, declare it under heads: in the"
             f" plan: {name}",
+            check="uncounted",
+            numbers=((name, value),),
         )
     if unknown and graph.has_structure:
         ctx.problem(
             "q is sharded on heads, no head count was rewritten",
             unknown,
             hint="declare the attributes that count heads under heads: in the plan",
+            check="uncounted",
         )
     elif unknown:
         ctx.problem(
             "q is sharded on heads, and from names alone it is not known how many there are",
             unknown,
             hint="run on the model itself, or keep its config.json beside the file",
+            check="uncounted",
         )
     if one_kv_head:
         ctx.problem(
             "q is cut on heads while the one kv head stays whole: query heads per kv head change",
             one_kv_head,
             hint="num_key_value_groups is not divided; see that the module does not repeat by it",
+            check="heads",
         )
 
 
@@ -246,4 +262,6 @@ def _report_per_head(graph: ModuleGraph, ctx: PassContext, found: list[Attention
             " whose projections are cut on heads",
             nodes,
             hint=f"if it holds one value a head, give it {{tp: S({dim})}} in the plan: {name}",
+            check="per-head",
+            numbers=(("heads", heads), ("dim", dim)),
         )

@@ -104,10 +104,7 @@ class Check:
 
     def to_json(self, params: Sequence[Param]) -> dict[str, object]:
         """``{mesh, plan, ok, refused, parameters, problems}``, and the sums of a run."""
-        problems: list[dict[str, object]] = [
-            {"level": "error", "text": str(finding), "hint": finding.fix or "", "names": []}
-            for finding in self.findings
-        ]
+        problems = [dict(finding.to_json()) for finding in self.findings]
         if self.run is not None:
             problems += [problem_to_json(self.run, problem) for problem in self.problems]
         sums = {} if self.run is None else summary_json(self.run, self.proof)

@@ -82,12 +82,14 @@ def problem_lines(run: Run, problems: Sequence[Problem] | None = None) -> Iterat
 
 
 def problem_to_json(run: Run, problem: Problem) -> dict[str, object]:
-    """``{level, text, hint, names}``."""
+    """``{level, check, text, hint, names, numbers}``."""
     return {
         "level": problem.level,
+        "check": problem.check,
         "text": problem.text,
         "hint": problem.hint,
         "names": fold_names(_names_of(run, problem)),
+        "numbers": dict(problem.numbers),
     }
 
 

@@ -66,6 +66,14 @@ IN_PASSES: Final = (
         " requires_grad, and nothing in them that stacking would lose; each odd one is named.",
     ),
     Known(
+        *("expert-patterns", "error", "stack-experts", "hpx.passes.stack_experts:StackExperts"),
+        "Every container that the plan expects under experts: is there (or optional=true).",
+    ),
+    Known(
+        *("expert-lists", "warning, info", "stack-experts", "hpx.check.expert_lists:report_lists"),
+        "Lists that look like experts and stay apart are pointed out.",
+    ),
+    Known(
         *("existence", "error", "shard-params", "hpx.plan.findings:unmatched"),
         "Every rule, and every alternative of a rule, matches a parameter.",
     ),
@@ -85,6 +93,14 @@ IN_PASSES: Final = (
         *("nothing-cut", "error, warning", "shard-params", "hpx.passes.shard_params:ShardParams"),
         "Where tp is active, something is cut (or nothing=allow); that every parameter has a rule"
         " which says replicate is only pointed out.",
+    ),
+    Known(
+        *("layouts", "error", "shard-params", "hpx.sharding:decide"),
+        "The layout of a rule names axes of the mesh and dims of its parameters.",
+    ),
+    Known(
+        *("parametrised", "error", "shard-params", "hpx.sharding:decide"),
+        "Nothing of a parametrised module, such as one under weight_norm, is cut.",
     ),
     Known(
         *("placed", "error", "shard-params", "hpx.check.placed:placed_problem"),
@@ -183,7 +199,7 @@ def run_checks(graph: ModuleGraph, plan: ShardingPlan, mesh: MeshSpec) -> list[P
         mesh: The mesh.
     """
     subject = Subject(graph, plan, mesh)
-    return [problem for _, _, ask in CHECKS for problem in problems_of(ask(subject))]
+    return [problem for name, _, ask in CHECKS for problem in problems_of(ask(subject), name)]
 
 
 def known() -> list[Known]:

@@ -49,12 +49,13 @@ def cut_problems(
             problem = placed_problem(node, decision.layout, ctx.mesh)
             if problem is not None:
                 what = "it is a DTensor already, and not as the plan says"
-                yield Finding(node_id, what, *problem, decision.rule, PlacementMismatchError)
+                kind = PlacementMismatchError
+                yield Finding(node_id, what, *problem, decision.rule, kind, check="placed")
                 continue
         cuts = _pieces(decision.layout, ctx.mesh)
         finding = check.first_problem(node, decision, cuts) if cuts else None
         if finding is not None:
-            yield finding._replace(rule=decision.rule)
+            yield finding._replace(rule=decision.rule, check=finding.check or "fused")
     yield from split_containers(graph, ctx.mesh, decisions)
 
 
@@ -94,6 +95,7 @@ class _Cuts:
                 f"cannot shard type {node.spec.cls.rsplit('.', 1)[-1]}",
                 "where its elements stand is not known (a quantised or custom tensor)",
                 "replicate it, or shard before quantising",
+                check="tensor-type",
             )
         if len(node.shape) == 1 and is_norm(self.graph, node):
             return Finding(
@@ -101,6 +103,7 @@ class _Cuts:
                 "a norm cannot be cut",
                 "a rank would normalise over its own part alone",
                 "replicate it",
+                check="norms",
             )
         return (
             expert_cut_problem(self.graph, node, decision.layout)
@@ -114,7 +117,9 @@ class _Cuts:
         why = block_problem(self.graph, node, scale, cuts) if scale is not None else None
         if why is None:
             return None
-        return Finding(node.id, "the cut goes through a quantised block", why)
+        what = "the cut goes through a quantised block"
+        numbers = tuple((f"dim {dim} pieces", pieces) for dim, pieces in cuts.items())
+        return Finding(node.id, what, why, check="quantised-blocks", numbers=numbers)
 
     def _uneven(self, node: TensorNode, layout: Layout) -> Finding | None:
         sizes = self.mesh.view_of(layout).sizes
@@ -128,6 +133,8 @@ class _Cuts:
                 f"{size} experts cannot be shared by ep={pieces}",
                 f"E = {size}, ep = {pieces}, {size} % {pieces} = {size % pieces}",
                 f"use an ep of {', '.join(map(str, divisors(size)))}",
+                check="divisibility",
+                numbers=(("experts", size), ("ep", pieces)),
             )
         heads = heads_of(self.graph, node, dim)
         if heads is not None and heads.number % pieces:
@@ -136,6 +143,8 @@ class _Cuts:
                 f"heads cannot be cut by {axis}={pieces}",
                 f"{heads.number} % {pieces} = {heads.number % pieces} ({heads.label})",
                 f"use a {axis} of {', '.join(map(str, divisors(heads.common)))}",
+                check="heads",
+                numbers=(("heads", heads.number), (axis, pieces), ("common", heads.common)),
             )
         if self.uneven_allowed:
             return None
@@ -147,6 +156,8 @@ class _Cuts:
             f"{size} % {pieces} = {size % pieces}, ranks would hold {shown}",
             f"use a {axis} of {', '.join(map(str, divisors(size)))},"
             " or shard-params{uneven=allow}",
+            check="divisibility",
+            numbers=(("dim", dim), ("size", size), (axis, pieces), ("largest", max(each))),
         )
 
 
@@ -158,4 +169,5 @@ def unmatched_packed(graph: ModuleGraph, ctx: PassContext) -> Iterator[HpxError]
     for entry in ctx.plan.packed:
         pattern = Pattern.parse(entry.pattern)
         if not any(pattern.matches(name) for name in names):
-            yield ctx.error(f"{entry.where}: packed '{entry.pattern}' matches no parameter")
+            what = f"{entry.where}: packed '{entry.pattern}' matches no parameter"
+            yield ctx.error(what, check="packed-parts")

@@ -29,6 +29,7 @@ def expert_cut_problem(graph: ModuleGraph, node: TensorNode, layout: Layout) -> 
             "ep cuts stacked experts only, and this is none",
             f"its shape is {list(node.shape)}, and no [E, ...] parameters stand beside it",
             "shard it on tp, or replicate it",
+            check="expert-dim",
         )
     if dim != 0:
         return Finding(
@@ -36,6 +37,8 @@ def expert_cut_problem(graph: ModuleGraph, node: TensorNode, layout: Layout) -> 
             f"ep cuts dim {dim}, and experts are whole on their rank",
             f"dim 0 of {list(node.shape)} counts the experts",
             "write {ep: S(0)}",
+            check="expert-dim",
+            numbers=(("dim", dim), ("experts", node.shape[0])),
         )
     return None
 
@@ -66,4 +69,5 @@ def split_containers(
                     "its slot i would be of another expert than theirs",
                     "give it {ep: S(0)} too",
                     decision.rule,
+                    check="expert-sets",
                 )

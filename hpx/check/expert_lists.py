@@ -42,6 +42,7 @@ def report_lists(
             nodes,
             hint=_HINT,
             level="warning" if warns else "info",
+            check="expert-lists",
         )
 
 

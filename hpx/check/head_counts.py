@@ -74,6 +74,7 @@ def _undivided(
         why,
         fix,
         rule_of(ctx, culprits[0].weight) if culprits else None,
+        numbers=(*counts.items(), ("tp", size), ("common", common)),
     )
 
 
@@ -99,7 +100,7 @@ def unclear_counts(
     """Counts of heads of which neither layers nor plan tell whether what they count is cut."""
     entries = [(Pattern.parse(entry.pattern), entry.names) for entry in plan.heads]
     for attention in found:
-        for node, name, _, _ in attention.unclear:
+        for node, name, value, _ in attention.unclear:
             told = any(
                 (not names or name in names) and pattern.matches(path)
                 for pattern, names in entries
@@ -112,6 +113,7 @@ def unclear_counts(
                     "layers of its module are cut, and none is known as q, k or v",
                     f"declare it under heads: in the plan, as [{name}] if q is cut, as [] if it"
                     " is whole",
+                    numbers=((name, value),),
                 )
 
 
@@ -137,14 +139,14 @@ def declared_counts(
             near = graph.names_near(entry.pattern.replace("*", "0"))
             hint = f"did you mean {', '.join(near)}?" if near else None
             what = f"{entry.where}: heads '{entry.pattern}' matches no module"
-            problems.append(ctx.error(what, fix=hint))
+            problems.append(ctx.error(what, fix=hint, check="declared-heads"))
         if not entry.names:
             ids = {module.id for module in modules}
             for name in sorted({name for node, name in automatic if node in ids}):
                 owners = [node for node, other in automatic if node in ids and other == name]
                 what = f"{entry.where}: says that its counts stay, and '{name}' counts cut heads"
                 fix = "take it out of heads:, or keep q, k, v and o whole"
-                problems.append(ctx.error(what, node=sorted(owners), fix=fix))
+                problems += [ctx.error(what, node=sorted(owners), fix=fix, check="declared-heads")]
         for module in modules:
             for name in entry.names:
                 error = _wrong(graph, ctx, module, name, entry, size, automatic)
@@ -185,7 +187,10 @@ def _wrong(
         why = "no parameter of the module or beside it is cut, so every rank counts all of it"
     if not what:
         return None
-    return ctx.error(f"{entry.where}: {what}", node=module.id, why=why, fix=fix)
+    numbers = () if value is None else ((name, value), ("tp", size))
+    what = f"{entry.where}: {what}"
+    check = "declared-heads"
+    return ctx.error(what, node=module.id, why=why, fix=fix, check=check, numbers=numbers)
 
 
 def _near_a_cut(graph: ModuleGraph, module: ModuleNode) -> bool:

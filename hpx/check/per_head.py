@@ -72,6 +72,7 @@ def wide_norms(graph: ModuleGraph, attention: Attention) -> Iterator[Finding]:
                 f"it normalises over all heads, and {cut.name} is cut on heads",
                 f"its {cut.width} values are the whole width of {cut.name}, and a rank has a part",
                 _WAY_OUT,
+                numbers=(("width", cut.width), ("head dim", attention.head_dim or 0)),
             )
 
 
@@ -94,6 +95,7 @@ def per_head_modules(graph: ModuleGraph, attention: Attention) -> Iterator[Findi
                         f"it holds one module for each of {number} heads, and heads are cut",
                         "every rank would take the first of them, whichever heads it has",
                         _WAY_OUT,
+                        numbers=(("heads", number),),
                     )
 
 

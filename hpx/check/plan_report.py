@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from hpx.errors import Numbers
 from hpx.experts import expert_containers, is_stacked_expert
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import TensorNode
@@ -28,15 +29,18 @@ def report(graph: ModuleGraph, ctx: PassContext, decisions: Mapping[int, Decisio
         ctx.problem(
             f"the mesh has ep={mesh.size('ep')}, and no parameter is sharded on ep",
             hint="give expert weights {ep: S(0)}, or leave ep out of the mesh",
+            check="report",
+            numbers=(("ep", mesh.size("ep")),),
         )
-    uneven: dict[str, list[int]] = {}
+    uneven: dict[tuple[str, Numbers], list[int]] = {}
     for node_id, decision in decisions.items():
         node = graph.tensor(node_id)
         sizes = mesh.view_of(decision.layout).sizes
         if not is_even(node.shape, decision.layout, sizes):
             uneven.setdefault(_sizes_text(node, decision.layout, sizes), []).append(node_id)
-    for text, nodes in uneven.items():
-        ctx.problem(text, nodes, hint="pad the dim, or use a size that divides it")
+    for (text, numbers), nodes in uneven.items():
+        hint = "pad the dim, or use a size that divides it"
+        ctx.problem(text, nodes, hint=hint, check="report", numbers=numbers)
     _report_whole_experts(graph, ctx, decisions)
     _report_split_bias(graph, ctx, decisions)
 
@@ -63,16 +67,22 @@ def _report_whole_experts(
             f" {', '.join(fold_names(map(graph.path, whole)))}",
             whole,
             hint="give them {ep: S(0)}",
+            check="report",
+            numbers=(("whole", len(whole)), ("on ep", len(on_ep))),
         )
 
 
-def _sizes_text(node: TensorNode, layout: Layout, sizes: Mapping[str, int]) -> str:
+def _sizes_text(node: TensorNode, layout: Layout, sizes: Mapping[str, int]) -> tuple[str, Numbers]:
+    """How the pieces of an uneven dim differ, in words and as numbers."""
     axis, dim = next((a, d) for a, d in layout.shards if node.shape[d] % sizes[a])
     pieces = per_rank_sizes(node.shape[dim], sizes[axis])
     text = f"dim {dim} of size {node.shape[dim]} over {axis}={sizes[axis]} is uneven: "
     text += ",".join(map(str, pieces)) if len(pieces) <= 16 else f"{pieces[0]} .. {pieces[-1]}"
     empty = [index for index, piece in enumerate(pieces) if piece == 0]
-    return f"{text}; {axis} rank {number_text(empty)} holds nothing" if empty else text
+    if empty:
+        text += f"; {axis} rank {number_text(empty)} holds nothing"
+    counted = (("dim", dim), ("size", node.shape[dim]), (axis, sizes[axis]))
+    return text, (*counted, ("largest", max(pieces)), ("empty ranks", len(empty)))
 
 
 def _report_split_bias(
@@ -92,4 +102,5 @@ def _report_split_bias(
                 f" {expected}",
                 node_id,
                 hint="remove the bias's rule: it follows its weight",
+                check="report",
             )

@@ -47,5 +47,6 @@ def large_replicated(subject: Subject) -> Iterator[Told]:
             f"{bytes_text(size)} replicated on every rank of tp={subject.tp}:"
             f" {100 * size / held:.0f} % of the {bytes_text(held)} of parameters that it holds"
         )
-        for node in nodes:
-            yield Told(level, node.id, text, "cut it on tp, if its module can be computed in parts")
+        numbers = (("bytes", size), ("held", held), ("tp", subject.tp))
+        hint = "cut it on tp, if its module can be computed in parts"
+        yield from (Told(level, node.id, text, hint, numbers) for node in nodes)

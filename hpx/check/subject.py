@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, NamedTuple, TypeAlias
 
+from hpx.errors import Numbers
 from hpx.graph.graph import ModuleGraph
 from hpx.mesh import MeshSpec
 from hpx.pipeline.context import Problem
@@ -35,17 +36,21 @@ class Told(NamedTuple):
     node: int | None
     text: str
     hint: str = ""
+    numbers: Numbers = ()
 
 
 Question: TypeAlias = Callable[[Subject], Iterator[Told]]
 """A static check: it reads, and tells; it never raises."""
 
 
-def problems_of(told: Iterable[Told]) -> list[Problem]:
+def problems_of(told: Iterable[Told], check: str = "") -> list[Problem]:
     """One problem for all nodes of which the same is told, in the order of the first of each."""
     nodes: dict[Told, list[int]] = {}
     for one in told:
         found = nodes.setdefault(one._replace(node=None), [])
         if one.node is not None:
             found.append(one.node)
-    return [Problem(one.level, tuple(ids), one.text, one.hint) for one, ids in nodes.items()]
+    return [
+        Problem(one.level, tuple(ids), one.text, one.hint, check, one.numbers)
+        for one, ids in nodes.items()
+    ]

@@ -38,8 +38,9 @@ def wrapped_heads(subject: Subject) -> Iterator[Told]:
                         module.id,
                         f"{wrapper} is cut on its {width} outputs, and {name} = {value} was not"
                         " rewritten",
-                        f"if its heads are counted by it, declare it under heads: in the plan:"
+                        "if its heads are counted by it, declare it under heads: in the plan:"
                         f" {name}",
+                        ((name, value), ("outputs", width)),
                     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, NamedTuple, TypeAlias
 
-from hpx.errors import ContractError, HpxError, PassError
+from hpx.errors import ContractError, HpxError, Numbers, PassError
 from hpx.graph.edit import derived_spec
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import ModuleNode, TensorNode
@@ -23,12 +23,23 @@ Nodes: TypeAlias = int | Iterable[int]
 
 
 class Problem(NamedTuple):
-    """Something a person should look at: not wrong enough to refuse."""
+    """Something a person should look at: not wrong enough to refuse.
+
+    Attributes:
+        level: How grave it is.
+        nodes: Ids of the modules and tensors that it is about.
+        text: What it is, with its numbers.
+        hint: What to do about it.
+        check: The check that found it, as ``docs/checks.md`` names them.
+        numbers: Its numbers by name.
+    """
 
     level: Literal["error", "warning", "info"]
     nodes: tuple[int, ...]
     text: str
     hint: str
+    check: str = ""
+    numbers: Numbers = ()
 
 
 class PassContext:
@@ -213,10 +224,12 @@ class PassContext:
         *,
         hint: str = "",
         level: Literal["error", "warning", "info"] = "warning",
+        check: str = "",
+        numbers: Numbers = (),
     ) -> None:
         """Report something for a person to look at; it is in the log as a note too."""
         ids = tuple(_ids(nodes))
-        self.problems.append(Problem(level, ids, text, hint))
+        self.problems.append(Problem(level, ids, text, hint, check, numbers))
         self.note(f"{level}: {text}", ids)
 
     def error(
@@ -228,14 +241,19 @@ class PassContext:
         fix: str | None = None,
         rule: Rule | None = None,
         kind: type[HpxError] = PassError,
+        check: str = "",
+        numbers: Numbers = (),
     ) -> HpxError:
         """An error that names this pass, the parameters and the rule; raise or collect it."""
         places = [f"pass {self.name}"]
+        names: list[str] = []
         if node is not None:
-            places += fold_names(self._graph.path(one) or "the model" for one in _ids(node))
+            names = fold_names(self._graph.path(one) or "the model" for one in _ids(node))
+        places += names
         if rule is not None:
             places.append(rule.where)
-        return kind(what, where=", ".join(places), why=why, fix=fix)
+        error = kind(what, where=", ".join(places), why=why, fix=fix)
+        return error.found_by(check, names, numbers)
 
     # -- behind them -------------------------------------------------------------------------
 

@@ -186,4 +186,4 @@ def _problem(region: Region, failure: Failure) -> Problem:
         shown = ", ".join(map(str, where.numbers))
         text += f"; the numbers in the code ({shown}) are those of the unsharded model"
         hint = "write -1 where the number of heads or channels stands, or read it from an attribute"
-    return Problem("error", region.nodes, text, hint)
+    return Problem("error", region.nodes, text, hint, "shapes", where.counts)

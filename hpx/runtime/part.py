@@ -141,7 +141,7 @@ class _Fitting:
             schedule=whole.schedule,
             facts=whole.facts,
             problems=[
-                Problem(p.level, tuple(self.mine(p.nodes)), p.text, p.hint)
+                p._replace(nodes=tuple(self.mine(p.nodes)))
                 for p in whole.problems
                 if not p.nodes or self.mine(p.nodes)
             ],
