@@ -1,8 +1,8 @@
 """Import checkpoint files: headers and names, never weights.
 
-1. ``.safetensors`` headers are read by safetensors, without torch; names that ``save_model`` left
-   out because they were tied come back from its metadata.
-2. ``.pt``, ``.pth`` and ``.bin`` state dicts are mapped by torch under ``weights_only``.
+1. ``.safetensors`` headers are read and checked; names that ``save_model`` left out because they
+   were tied come back from its metadata.
+2. ``.pt``, ``.pth`` and ``.bin`` files are read inertly: torch is not needed, and no code runs.
 3. An index (``*.index.json``) and the files it names have to agree, and to lie in its folder.
 4. A ``config.json`` beside the weights adds head counts, and the name of a tied head that the files
    leave out.
@@ -12,15 +12,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import Final, NamedTuple
+from typing import Final, cast
 
-from hpx.errors import InputError, UnsafeInputError
+from hpx._text import printable
+from hpx.errors import HpxError, InputError, UnsafeInputError
 from hpx.graph.from_names import NamedTensor, graph_from_names
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.hints import config_values
 from hpx.graph.json_file import read_json_object
-from hpx.graph.nodes import row_major
-from hpx.graph.torch_file import read_torch_file
+from hpx.graph.nodes import TensorNode, row_major
+from hpx.graph.reading import FOR_RUNS, Reading
+from hpx.graph.torch_file import TorchFile, read_torch_file
+from hpx.inert.dtensor import piece_text
+from hpx.inert.modules import graph_from_object
+from hpx.inert.names import Names
+from hpx.inert.safetensors_header import read_header
+from hpx.inert.values import Object
 
 __all__ = ["TORCH_SUFFIXES", "graph_from_checkpoint", "graph_from_index", "weights_in"]
 
@@ -32,67 +39,49 @@ _USUAL_FILES: Final = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
-_DTYPES: Final = {
-    "BOOL": "bool",
-    "U8": "uint8",
-    "U16": "uint16",
-    "U32": "uint32",
-    "U64": "uint64",
-    "I8": "int8",
-    "I16": "int16",
-    "I32": "int32",
-    "I64": "int64",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F32": "float32",
-    "F64": "float64",
-    "C64": "complex64",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E5M2FNUZ": "float8_e5m2fnuz",
-    "F8_E8M0": "float8_e8m0fnu",
-    "F4": "float4_e2m1fn_x2",
-}
 _EMBEDDINGS: Final = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight")
 _HEADED: Final = ("ForCausalLM", "LMHeadModel")
 
 
-class _Contents(NamedTuple):
-    tensors: list[NamedTensor]
-    ignored: list[str]
-    inside: str | None = None
-
-
-def graph_from_checkpoint(path: Path, shown: str, source: str) -> ModuleGraph:
+def graph_from_checkpoint(
+    path: Path, shown: str, source: str, reading: Reading = FOR_RUNS
+) -> ModuleGraph:
     """The graph of one ``.safetensors``, ``.pt``, ``.pth`` or ``.bin`` file.
 
     Args:
         path: The file.
         shown: How errors name it.
         source: How the graph names it.
+        reading: What may be in a pickle.
 
     Raises:
         InputError: It cannot be read.
-        UnsafeInputError: Reading it could run code.
+        UnsafeInputError: Loading it could run code, and that is not what was asked for.
+        TooLargeError: It is over a limit that no checkpoint reaches.
     """
-    contents = _read(path, shown)
+    contents = _read(path, shown, reading)
     if contents.inside is not None:
-        source = f"{source}[{contents.inside}]"
+        source = f"{source}[{printable(contents.inside)}]"
+    if contents.module is not None:
+        return _module_graph(contents, contents.module, shown, source)
     return _graph(contents, path, shown, source)
 
 
-def graph_from_index(path: Path, shown: str, source: str) -> ModuleGraph:
+def graph_from_index(
+    path: Path, shown: str, source: str, reading: Reading = FOR_RUNS
+) -> ModuleGraph:
     """The graph of a checkpoint in several files, from its index.
 
     Args:
         path: The ``*.index.json`` file.
         shown: How errors name it.
         source: How the graph names it.
+        reading: What may be in the pickles of its files.
 
     Raises:
         InputError: The index and the files do not agree, or one cannot be read.
-        UnsafeInputError: The index names a file outside its folder.
+        UnsafeInputError: The index names a file outside its folder, or loading one of its files
+            could run code.
     """
     weight_map = _weight_map(path, shown)
     listed: dict[str, list[str]] = {}
@@ -102,8 +91,15 @@ def graph_from_index(path: Path, shown: str, source: str) -> ModuleGraph:
     found: dict[str, NamedTensor] = {}
     home: dict[str, str] = {}
     ignored: list[str] = []
+    foreign: list[str] = []
+    notes: list[str] = []
     for file, names in listed.items():
-        contents = _read(path.parent / file, f"{file} of {shown}")
+        # A part of a checkpoint is never a whole module.
+        contents = _read(path.parent / file, f"{file} of {shown}", reading)
+        if contents.module is not None:
+            raise InputError(f"{file} of {shown} holds a module", why="an index is of state dicts")
+        foreign += [name for name in contents.names.foreign if name not in foreign]
+        notes += contents.notes
         for tensor in contents.tensors:
             if tensor.name in home:
                 raise InputError(
@@ -126,7 +122,8 @@ def graph_from_index(path: Path, shown: str, source: str) -> ModuleGraph:
     ignored += [name for name in found if name not in weight_map and not found[name].same_as]
     # Where the files are cut tells nothing of the model: equal layers shall have one order.
     kept.sort(key=lambda tensor: tensor.name)
-    return _graph(_Contents(kept, ignored), path, shown, source)
+    whole = TorchFile(kept, ignored=ignored, names=Names(foreign, []), notes=notes)
+    return _graph(whole, path, shown, source)
 
 
 def weights_in(folder: Path, shown: str) -> Path | None:
@@ -153,38 +150,24 @@ def weights_in(folder: Path, shown: str) -> Path | None:
     return None
 
 
-def _read(path: Path, shown: str) -> _Contents:
+def _read(path: Path, shown: str, reading: Reading) -> TorchFile:
     if path.suffix in TORCH_SUFFIXES:
-        file = read_torch_file(path, shown)
-        return _Contents(file.tensors, file.ignored, file.inside)
-    return _Contents(_read_safetensors(path, shown), [])
+        return read_torch_file(path, shown, reading)
+    return TorchFile(_read_safetensors(path, shown))
 
 
 def _read_safetensors(path: Path, shown: str) -> list[NamedTensor]:
-    from safetensors import SafetensorError, safe_open
-
-    tensors: list[NamedTensor] = []
+    header = read_header(path, shown)
     strides: dict[tuple[int, ...], tuple[int, ...]] = {}
-    if path.stat().st_size == 0:
-        raise InputError(f"{shown} is empty")
-    try:
-        with safe_open(path, framework="numpy") as file:
-            for name in file.keys():  # noqa: SIM118 - it is no dictionary
-                header = file.get_slice(name)
-                shape = tuple(header.get_shape())
-                if shape not in strides:
-                    strides[shape] = row_major(shape)
-                dtype = header.get_dtype()
-                known = _DTYPES.get(dtype, dtype.lower())
-                tensors.append(NamedTensor(name, shape, known, strides[shape]))
-            aliases = file.metadata() or {}
-    except (SafetensorError, OSError, ValueError) as error:
-        text = str(error).removeprefix("Error while deserializing header: ")
-        raise InputError(f"{shown} is no readable safetensors file", why=text) from None
+    tensors: list[NamedTensor] = []
+    for name, shape, dtype in header.tensors:
+        if shape not in strides:
+            strides[shape] = row_major(shape)
+        tensors.append(NamedTensor(name, shape, dtype, strides[shape]))
     by_name = {tensor.name: tensor for tensor in tensors}
     tensors += [
         by_name[kept]._replace(name=name, same_as=kept)
-        for name, kept in aliases.items()
+        for name, kept in header.metadata.items()
         if kept in by_name and name not in by_name
     ]
     return tensors
@@ -222,13 +205,44 @@ def _check_files(folder: Path, files: list[str], shown: str) -> None:
         )
 
 
-def _graph(contents: _Contents, path: Path, shown: str, source: str) -> ModuleGraph:
-    if not contents.tensors:
-        raise InputError(f"{shown} holds no tensors")
-    tensors = contents.tensors
+def _module_graph(contents: TorchFile, module: Object, shown: str, source: str) -> ModuleGraph:
+    try:
+        read = graph_from_object(module, source)
+    except HpxError as error:
+        raise error.located(shown) from None
+    graph, pieces = read.graph, read.pieces
+    notes = list(contents.notes)
+    if pieces:
+        name, piece = next(iter(pieces.items()))
+        whole = cast(TensorNode, graph.get(name)).shape
+        notes.append(piece_text(name, whole, piece, len(pieces) - 1))
+    graph.hints.update(_file_hints(contents._replace(pieces=pieces, notes=notes)))
+    return graph
+
+
+def _file_hints(contents: TorchFile) -> dict[str, object]:
+    """What a reader should know of the file that the graph itself does not tell."""
     hints: dict[str, object] = {}
     if contents.ignored:
         hints["ignored"] = contents.ignored
+    if contents.names.foreign:
+        hints["foreign"] = contents.names.foreign
+    if contents.names.classes:
+        hints["classes"] = contents.names.classes
+    if contents.pieces:
+        hints["pieces"] = {
+            name: [list(held) for held in piece.ranges] for name, piece in contents.pieces.items()
+        }
+    if contents.notes:
+        hints["notes"] = contents.notes
+    return hints
+
+
+def _graph(contents: TorchFile, path: Path, shown: str, source: str) -> ModuleGraph:
+    if not contents.tensors:
+        raise InputError(f"{shown} holds no tensors")
+    tensors = contents.tensors
+    hints = _file_hints(contents)
     config = _config_beside(path)
     if found := config_values(config):
         hints["config"] = found

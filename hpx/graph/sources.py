@@ -9,6 +9,7 @@ from typing import Final
 
 from hpx.errors import InputError, UsageError, nearest
 from hpx.graph.from_config import graph_from_config
+from hpx.graph.from_distributed import graph_from_distributed
 from hpx.graph.from_factory import graph_from_factory
 from hpx.graph.from_files import (
     TORCH_SUFFIXES,
@@ -18,6 +19,7 @@ from hpx.graph.from_files import (
 )
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.json_file import read_json_object
+from hpx.graph.reading import FOR_RUNS, Reading
 
 __all__ = ["open_for_viewing", "open_model"]
 
@@ -46,14 +48,45 @@ def open_model(text: str) -> ModuleGraph:
         InputError: It cannot be read, or is of a kind that hpx does not take.
         UnsafeInputError: Reading it could run code.
     """
+    return _open(text, FOR_RUNS)
+
+
+def open_for_viewing(text: str, *, strict: bool = False, trust_pickle: bool = False) -> ModuleGraph:
+    """The graph of what ``text`` names, for a reader who only wants to look at it.
+
+    Whole pickled modules and torch distributed checkpoints are read, too, and nothing of a file is
+    run. What a file needs beyond tensors stands in the hints: ``foreign`` names, which could run
+    code where it is loaded, and ``classes`` that a pickled module is made of; ``notes`` are lines
+    for people, and ``pieces`` index ranges of tensors that the file has only a part of.
+
+    Args:
+        text: As for :func:`open_model`; also a folder of a torch distributed checkpoint.
+        strict: Refuse a file with foreign names.
+        trust_pickle: Load a ``.pt``, ``.pth`` or ``.bin`` file for real, which runs what is in it.
+
+    Raises:
+        UsageError: There is no such file, module or function.
+        InputError: It cannot be read, or is of a kind that hpx does not take.
+        UnsafeInputError: It is made to do harm, or ``strict`` and it has foreign names.
+        TooLargeError: It is over a limit that no checkpoint reaches.
+    """
+    path = Path(text)
+    if trust_pickle and path.suffix in TORCH_SUFFIXES and path.is_file():
+        from hpx.graph.from_pickle import graph_from_pickle
+
+        return graph_from_pickle(path, text, f"checkpoint:{_relative(text)}")
+    return _open(text, Reading(strict=strict, modules=True))
+
+
+def _open(text: str, reading: Reading) -> ModuleGraph:
     if not text:
         raise UsageError("no model is named", fix=_TAKEN)
     path = Path(text)
     try:
         if path.is_dir():
-            return _open_folder(path, text)
+            return _open_folder(path, text, reading)
         if path.is_file():
-            return _open_file(path, text)
+            return _open_file(path, text, reading)
         if path.exists():
             raise InputError(f"{text} is neither a file nor a folder", fix=_TAKEN)
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
@@ -66,23 +99,6 @@ def open_model(text: str) -> ModuleGraph:
         why=None if path.parent.is_dir() else f"there is no folder {path.parent}",
         fix=_with_colon(text) or _near(path) or _TAKEN,
     )
-
-
-def open_for_viewing(text: str, *, strict: bool = False, trust_pickle: bool = False) -> ModuleGraph:
-    """The graph of what ``text`` names, for a reader who only wants to look at it.
-
-    Args:
-        text: As for :func:`open_model`.
-        strict: Refuse a pickle that names anything but tensors and plain values.
-        trust_pickle: Load a pickled module for real, which runs what is in it.
-
-    Raises:
-        UsageError: There is no such file, module or function.
-        InputError: It cannot be read, or is of a kind that hpx does not take.
-        UnsafeInputError: Reading it could run code.
-    """
-    del strict, trust_pickle  # taken up by the inert reader
-    return open_model(text)
 
 
 def _with_colon(text: str) -> str | None:
@@ -108,29 +124,30 @@ def _near(path: Path) -> str | None:
     return f"did you mean {', '.join(names[:3])}?" if names else None
 
 
-def _open_folder(folder: Path, text: str) -> ModuleGraph:
+def _open_folder(folder: Path, text: str, reading: Reading) -> ModuleGraph:
     weights = weights_in(folder, text)
+    source = f"checkpoint:{_relative(text)}"
     if weights is not None:
-        return _open_weights(weights, f"{weights.name} of {text}", f"checkpoint:{_relative(text)}")
+        return _open_weights(weights, f"{weights.name} of {text}", source, reading)
     if (folder / "config.json").is_file():
         return graph_from_config(
             folder / "config.json", f"config.json of {text}", f"config:{_relative(text)}"
         )
     if (folder / ".metadata").is_file():
-        raise InputError(
-            f"{text} is a torch distributed checkpoint, which hpx does not read yet",
-            fix="convert it: python -m torch.distributed.checkpoint.format_utils dcp_to_torch",
-        )
+        return graph_from_distributed(folder, text, source, reading)
     raise InputError(
         f"{text} holds no model", why="no weights, no index and no config.json in it", fix=_TAKEN
     )
 
 
-def _open_file(path: Path, text: str) -> ModuleGraph:
+def _open_file(path: Path, text: str, reading: Reading) -> ModuleGraph:
     if path.suffix == ".json":
-        return _open_json(path, text)
+        return _open_json(path, text, reading)
     if path.suffix == ".safetensors" or path.suffix in TORCH_SUFFIXES:
-        return _open_weights(path, text, f"checkpoint:{_relative(text)}")
+        return _open_weights(path, text, f"checkpoint:{_relative(text)}", reading)
+    if path.name == ".metadata":
+        source = f"checkpoint:{_relative(text)}"
+        return graph_from_distributed(path.parent, text, source, reading)
     if path.suffix == ".pt2":
         from hpx.flow.exported import graph_from_pt2
 
@@ -141,15 +158,15 @@ def _open_file(path: Path, text: str) -> ModuleGraph:
     raise InputError(f"{text} is of no kind that hpx takes", why=f"not {kind}", fix=_TAKEN)
 
 
-def _open_weights(path: Path, shown: str, source: str) -> ModuleGraph:
+def _open_weights(path: Path, shown: str, source: str, reading: Reading) -> ModuleGraph:
     importer = graph_from_index if path.suffix == ".json" else graph_from_checkpoint
-    return importer(path, shown, source)
+    return importer(path, shown, source, reading)
 
 
-def _open_json(path: Path, text: str) -> ModuleGraph:
+def _open_json(path: Path, text: str, reading: Reading) -> ModuleGraph:
     content = read_json_object(path, text)
     if "weight_map" in content:
-        return graph_from_index(path, text, f"checkpoint:{_relative(text)}")
+        return graph_from_index(path, text, f"checkpoint:{_relative(text)}", reading)
     if "model_type" in content or "architectures" in content:
         return graph_from_config(path, text, f"config:{_relative(text)}")
     if str(content.get("schema", "")).startswith("hpx."):

@@ -175,10 +175,22 @@ class Tensor:
         """Whether it is a parameter, of a subclass or not."""
         return self.cls == "Parameter" or self.attribute("_is_param") is True
 
-    def attribute(self, name: str) -> object:
-        """An attribute from its state; None where it has none of that name."""
+    @property
+    def states(self) -> list[dict[object, object]]:
+        """The dictionaries that its attributes are set from, those of a subclass first."""
+        found: list[dict[object, object]] = []
         for part in self.extra if type(self.extra) is tuple else (self.extra,):
-            if type(part) is dict and name in part:
-                value: object = part[name]
-                return value
-        return None
+            inner = part if type(part) is tuple and len(part) == 2 else (part,)
+            found.extend(state for state in inner if type(state) is dict)
+        return found
+
+    def attribute(self, name: str) -> object:
+        """An attribute; None where it has none of that name."""
+        return next((state[name] for state in self.states if name in state), None)
+
+    def public_attributes(self) -> tuple[str, ...]:
+        """Names of the attributes that somebody set on it."""
+        if self.extra is None:
+            return ()
+        names = {name for state in self.states for name in state if type(name) is str}
+        return tuple(sorted(name for name in names if not name.startswith("_")))

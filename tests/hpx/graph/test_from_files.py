@@ -140,7 +140,7 @@ def test_safetensors_are_read_without_torch() -> None:
 )
 def test_a_broken_safetensors_file_is_refused(content: bytes) -> None:
     Path("m.safetensors").write_bytes(content)
-    with pytest.raises(InputError, match=r"^m\.safetensors is no readable safetensors file: \w+"):
+    with pytest.raises(InputError, match=r"^m\.safetensors is no readable safetensors file: \S+"):
         open_model("m.safetensors")
 
 
@@ -324,10 +324,10 @@ def test_an_empty_folder_is_refused() -> None:
         open_model("folder")
 
 
-def test_a_distributed_checkpoint_is_refused_with_the_way_to_convert_it() -> None:
+def test_an_empty_distributed_checkpoint_is_refused() -> None:
     Path("folder").mkdir()
     Path("folder/.metadata").touch()
-    with pytest.raises(InputError, match="dcp_to_torch"):
+    with pytest.raises(InputError, match=r"^\.metadata of folder is empty$"):
         open_model("folder")
 
 
