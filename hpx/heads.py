@@ -19,6 +19,7 @@ from hpx.mesh import MeshSpec
 from hpx.projections import Role, is_projection, layer_weight, output_dim, role_of
 
 __all__ = [
+    "CONFIG",
     "KV_COUNTS",
     "PROTECTED",
     "Q_COUNTS",
@@ -50,6 +51,8 @@ WIDTHS: Final = ("split_size", "all_head_size")
 """Attributes that are the width of a sharded projection, if equal to it."""
 AMBIGUOUS_WIDTHS: Final = ("embed_dim", "hidden_size", "inner_dim", "d_model")
 """Attributes that may be the width of a projection or of the model."""
+CONFIG: Final = "config."
+"""Before the name of a count that a module's code reads in its config, at each call."""
 HEAD_DIMS: Final = ("head_dim", "head_size", "attention_head_size")
 """Attributes that are the size of one head; never divided."""
 PROTECTED: Final = (*HEAD_DIMS, "num_key_value_groups")
@@ -334,9 +337,9 @@ def _attributes(graph: ModuleGraph, owner: int) -> Iterator[tuple[int, str, int]
 def _counts(graph: ModuleGraph, owner: int) -> list[Count]:
     found: list[Count] = []
     for node, name, value in _attributes(graph, owner):
-        if name in Q_COUNTS:
+        if name.removeprefix(CONFIG) in Q_COUNTS:
             found.append(Count(node, name, value, "q"))
-        elif name in KV_COUNTS:
+        elif name.removeprefix(CONFIG) in KV_COUNTS:
             found.append(Count(node, name, value, "kv"))
     return found
 

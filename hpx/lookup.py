@@ -225,12 +225,13 @@ def find(run: Run, name: str, names: Names | None = None) -> Found:
     if not rest:
         gone = names.removed.get(module)
         return Found(name, "module", module, module, names.path(module), gone=gone)
-    if len(rest) == 1 and not made:
+    if not made:
         spec = tree.spec(module)
-        if isinstance(spec, ModuleSpec) and _has_attribute(run, module, spec, rest[0]):
-            path = ".".join(filter(None, (names.path(module), rest[0])))
+        attribute = ".".join(rest)  # a count that is read in a config has a dot in its name
+        if isinstance(spec, ModuleSpec) and _has_attribute(run, module, spec, attribute):
+            path = ".".join(filter(None, (names.path(module), attribute)))
             gone = names.removed.get(module)
-            return Found(name, "attribute", module, module, path, attribute=rest[0], gone=gone)
+            return Found(name, "attribute", module, module, path, attribute=attribute, gone=gone)
     raise _not_found(run, names, name, node_id, rest)
 
 

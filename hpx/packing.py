@@ -21,7 +21,15 @@ from hpx.order import Order
 from hpx.plan import Packed, Pattern, Rule, ShardingPlan
 from hpx.sharding import bias_layout, weight_of
 
-__all__ = ["Declared", "Packing", "declared_packed", "order_for", "packings", "patterns_of"]
+__all__ = [
+    "Declared",
+    "Packing",
+    "declared_packed",
+    "order_for",
+    "packing_of",
+    "packings",
+    "patterns_of",
+]
 
 Declared: TypeAlias = Sequence[tuple[Pattern, Packed]]
 """The entries under ``packed:``, each with its parsed pattern."""
@@ -113,15 +121,26 @@ def packings(graph: ModuleGraph, plan: ShardingPlan, mesh: MeshSpec) -> Iterator
     packed = patterns_of(plan)
     rules = [(rule.parsed, rule) for rule in plan.params] if packed else []
     for node in graph.parameters() if packed else ():
-        declared = declared_packed(graph, node, packed)
-        if declared is None:
+        if declared_packed(graph, node, packed) is None:
             continue
         layout, rule = _layout(graph, node, rules, mesh)
-        cuts = _pieces(layout, mesh)
-        dim = declared.dim % len(node.shape) if node.shape else 0
-        if cuts.get(dim, 1) > 1:
-            order = order_for(declared, node.shape, cuts)
-            yield Packing(node, declared, order, cuts[dim], rule)
+        packing = packing_of(graph, node, packed, layout, mesh)
+        if packing is not None:
+            yield packing._replace(rule=rule)
+
+
+def packing_of(
+    graph: ModuleGraph, node: TensorNode, packed: Declared, layout: Layout, mesh: MeshSpec
+) -> Packing | None:
+    """What a parameter with a resolved layout needs; None if it is not cut on a packed dim."""
+    declared = declared_packed(graph, node, packed)
+    if declared is None or not node.shape:
+        return None
+    cuts = _pieces(layout, mesh)
+    pieces = cuts.get(declared.dim % len(node.shape), 1)
+    if pieces == 1:
+        return None
+    return Packing(node, declared, order_for(declared, node.shape, cuts), pieces, None)
 
 
 def _layout(

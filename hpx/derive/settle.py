@@ -20,6 +20,7 @@ from hpx.derive.types import Block, Choice
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import TensorNode
 from hpx.heads import attentions
+from hpx.packing import packing_of, patterns_of
 from hpx.pipeline.context import PassContext
 from hpx.pipeline.info import Pass, PassInfo
 from hpx.pipeline.request import Request
@@ -35,9 +36,9 @@ _MOST_ROUNDS: Final = 50
 
 @dataclass(frozen=True, kw_only=True)
 class _Trial(Pass):
-    """Sets the layouts on a copy of the graph."""
+    """Sets orders and layouts on a copy of the graph."""
 
-    info = PassInfo(name="derive-trial", writes={"layout"})
+    info = PassInfo(name="derive-trial", writes={"layout", "order"})
 
     def run(self, graph: ModuleGraph, ctx: PassContext) -> None:
         """Nothing: `settle` calls the checks itself."""
@@ -112,11 +113,15 @@ def _findings(decider: Decider, plan: ShardingPlan) -> Iterator[Finding]:
     )
     decisions: dict[int, Decision] = {}
     groups: dict[Choice, list[int]] = {}
+    packed = patterns_of(plan)
     for node in graph.parameters():
         choice = decider.choices[node.id]
         layout = choice.layout.resolve(mesh, len(node.shape))
         decisions[node.id] = Decision(layout, choice.reason, None)
         groups.setdefault(choice, []).append(node.id)
+        packing = packing_of(graph, node, packed, layout, mesh)
+        if packing is not None and packing.order is not None:
+            ctx.set(node.id, "order", packing.order, why="a trial of pack-fused")
     yield from cut_problems(graph, ctx, decisions, uneven_allowed=False)
     for nodes in groups.values():
         ctx.set(nodes, "layout", decisions[nodes[0]].layout, why="a trial")

@@ -24,6 +24,7 @@ from torch import fx, nn
 from hpx.errors import InputError
 from hpx.graph.alike import HOOK_TABLES, HOOKS, Columns, alike
 from hpx.graph.builder import GraphBuilder
+from hpx.graph.config_reads import config_counts
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.hints import hints_of
 from hpx.graph.nodes import ModuleSpec, TensorKind, TensorSpec
@@ -238,12 +239,13 @@ class _Importer:
         usual = len(children) != 1 and "parametrizations" not in children
         if not usual or _hooked(fields) or "forward" in fields:
             return self.unusual_spec(module, fields, form)
-        values = (module.__class__, *[fields[name] for name in form.integers])
+        counts = config_counts(module.__class__, fields) if "config" in fields else []
+        values = (module.__class__, *[fields[name] for name in form.integers], *counts)
         found = form.specs.get(values)
         if found is None:
             cls, container = self.class_name(type(module))
-            own = zip(form.integers, map(int, values[1:]), strict=True)
-            attributes = (*own, *_of_class(type(module), fields))
+            own = zip(form.integers, map(int, values[1 : 1 + len(form.integers)]), strict=True)
+            attributes = (*own, *_of_class(type(module), fields), *counts)
             found = form.specs[values] = ModuleSpec(cls, container, attributes)
         return found
 
@@ -259,6 +261,7 @@ class _Importer:
             (
                 *((name, int(fields[name])) for name in integers),
                 *(_of_class(type(module), fields) if wrapper is None else ()),
+                *(config_counts(type(module), fields) if wrapper is None else ()),
             ),
             (*hooks, "forward") if "forward" in fields else tuple(hooks),
             wrapper,

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree
 
+from hpx.local_config import set_integer
 from hpx.prove.blame import Blame, Frames, blame, frames_of
 from hpx.prove.contractions import Contractions, OutOfTimeError
 from hpx.prove.copying import copy_with
@@ -100,7 +101,8 @@ def _on_one_rank(module: nn.Module, region: Region, mode: FakeTensorMode) -> nn.
 
     local = copy_with(module, mode, shape_of)
     for (path, name), value in region.integers.items():
-        setattr(local.get_submodule(path), name, value)
+        owner = local.get_submodule(path)
+        setattr(owner, *set_integer(owner, name, value))
     return local
 
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from hpx.errors import PassError
 from hpx.lineage import sources as source_ids
+from hpx.local_config import set_integer
 from hpx.run import Run
 from hpx.runtime.containers import put_containers
 from hpx.runtime.journal import Journal
@@ -92,7 +93,7 @@ def _set_attributes(model: nn.Module, run: Run, journal: Journal) -> None:
         name = event.key.removeprefix("attributes.")
         for node_id in event.nodes:
             module = model.get_submodule(graph.registered_path(node_id))
-            journal.set_attribute(module, name, event.new)
+            journal.set_attribute(module, *set_integer(module, name, cast(int, event.new)))
 
 
 def _attach(model: nn.Module, run: Run, meshes: Meshes, journal: Journal) -> None:

@@ -12,7 +12,9 @@ from torch.distributed.tensor import DTensor
 
 from hpx.errors import HpxError
 from hpx.graph.nodes import TensorNode
+from hpx.heads import CONFIG
 from hpx.lineage import Source, sources
+from hpx.local_config import whole_config
 from hpx.runtime.containers import take_containers_out
 from hpx.runtime.gather import current_parameter, full_tensor, kept_as, originals
 from hpx.runtime.journal import Fault, Journal
@@ -179,4 +181,7 @@ def _restore_attributes(applied: Applied, journal: Journal) -> None:
         for name, value in node.attributes.items():
             if before.get(name) != value and name in before:
                 module = applied.model.get_submodule(entry.registered_path(node.id))
-                journal.set_attribute(module, name, before[name])
+                if name.startswith(CONFIG):
+                    journal.set_attribute(module, "config", whole_config(module.config))
+                else:
+                    journal.set_attribute(module, name, before[name])

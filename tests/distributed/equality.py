@@ -14,10 +14,13 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 import hpx
+from hpx.graph.nodes import TensorNode
+from hpx.lineage import Permute, Source, invert
 from hpx.plan import ShardingPlan
 from hpx.runtime import boundaries, inputs, local
 from hpx.runtime.apply import apply
 from hpx.runtime.around import Call
+from hpx.runtime.gather import part_at
 from hpx.runtime.record import Applied
 from tests.distributed.equality_models import MODELS, PADDING, PADDING_LATE, VOCABULARY
 
@@ -99,9 +102,9 @@ def sharded_step(
     found = {f"logits of batch {index}": logits, f"loss of batch {index}": loss}
     if number > 1 and not averaged:
         _sum_over_dp(model, applied)
-    found |= {f"gradient of {p}": whole(t) for p, t in gradients(model)}
+    found |= {f"gradient of {p}": in_order(applied, p, t) for p, t in gradients(model)}
     optimizer.step()
-    found |= {f"new {p}": whole(t) for p, t in model.named_parameters()}
+    found |= {f"new {p}": in_order(applied, p, t) for p, t in model.named_parameters()}
     return {_plain(key): value.detach().clone() for key, value in found.items()}
 
 
@@ -117,6 +120,15 @@ def gradients(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def in_order(applied: Applied, path: str, tensor: Tensor) -> Tensor:
+    """What is gathered of a parameter or its gradient, packed dims in the order of the model."""
+    node = applied.run.graph.get(_plain(path))
+    assert isinstance(node, TensorNode)
+    made = Source(node.id) if node.order is None else Permute(Source(node.id), node.order)
+    (place,) = invert(made, lambda _: node.shape)
+    return part_at(whole(tensor), place.index)
 
 
 def _sum_over_dp(model: nn.Module, applied: Applied) -> None:

@@ -93,7 +93,7 @@ def test_run_prints_model_schedule_layouts_and_log(run_hpx: Hpx, plan: Path) -> 
     answer = run_hpx("run", MODEL, "--mesh", MESH, "--plan", plan)
     assert answer.code == 0
     assert "65 parameters, 156,992 elements, 613.2 KiB" in answer.out
-    assert "   3  shard-params       stack-experts provides experts-stacked" in answer.out
+    assert "   4  shard-params       stack-experts provides experts-stacked" in answer.out
     (row,) = [line for line in answer.out.splitlines() if "experts.gate_proj" in line]
     assert row.split() == [
         *("model.layers.{0-1}.mlp.experts.gate_proj", "2", "[8,", "32,", "64]"),

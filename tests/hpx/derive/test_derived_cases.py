@@ -175,9 +175,22 @@ def test_f4_a_fused_weight_of_a_hand_written_class_is_not_guessed() -> None:
     assert "declare it under packed:" in (rule.reason or "")
 
 
-def test_f1_parts_one_after_the_other_stay_whole_and_heads_in_turn_are_cut() -> None:
+def test_f1_parts_one_after_the_other_and_heads_in_turn_are_cut_and_declared() -> None:
     phi = rule_for(family("phi3"), "model.layers.0.self_attn.qkv_proj.weight")
-    assert "a plain cut in 2 goes across them" in (phi.reason or "")
+    assert str(phi.layout) == "tp:S(0)"
+    declared = {entry.pattern: entry.content() for entry in hpx.plan(family("phi3"), "tp=2").packed}
+    assert declared == {
+        "model.layers.*.self_attn.qkv_proj.weight": {
+            "dim": 0,
+            "repeat": 1,
+            "parts": {"q": 32, "k": 16, "v": 16},
+        },
+        "model.layers.*.mlp.gate_up_proj.weight": {
+            "dim": 0,
+            "repeat": 1,
+            "parts": {"gate": 64, "up": 64},
+        },
+    }
     neox = rule_for(family("gpt_neox"), "gpt_neox.layers.0.attention.query_key_value.weight")
     assert str(neox.layout) == "tp:S(0)"
 

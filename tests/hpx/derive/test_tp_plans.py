@@ -17,6 +17,7 @@ NO_PLAN = {"gpt2", "falcon", "bloom", "opt", "bert", "t5", "vit"}
 EXPLAINED = {
     "deepseek_v3": {"self_attn.q_b_proj", "self_attn.kv_b_proj", "self_attn.o_proj"},
     "qwen2_moe": {f"mlp.shared_expert.{name}_proj" for name in ("gate", "up", "down")},
+    "phi3": {"self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj"},
     "gpt_oss": {f"self_attn.{name}" for name in ("sinks", "q_proj", "k_proj", "v_proj", "o_proj")},
 }
 """Where a derived plan differs; the table of docs/reference/architectures.md says why."""
