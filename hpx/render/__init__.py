@@ -6,7 +6,6 @@ torch, and only pictures need Graphviz.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,6 +14,8 @@ from hpx.errors import TooLargeError, UsageError, did_you_mean
 from hpx.graph.graph import ModuleGraph
 from hpx.render.build import build_view
 from hpx.render.dot import view_to_dot
+from hpx.render.events import row_histories
+from hpx.render.focus import the_row, who_holds
 from hpx.render.options import Format, Options, format_of
 from hpx.render.order import in_order
 from hpx.render.picture import PictureFormat, draw_dot
@@ -70,7 +71,6 @@ def view(target: Run | ModuleGraph | Subject, options: Options, *, picture: bool
     made = build_view(
         subject, fold=fold, root=options.root, rank=options.rank or 0, expand=options.expand
     )
-    made = replace(made, color_by=options.color_by, axis=options.axis)
     made = in_order(made, options.sort)
     if options.depth is not None:
         made = trim(made, options.depth)
@@ -104,49 +104,78 @@ def draw(target: Run | ModuleGraph | Subject, format: Format, options: Options) 
         TooLargeError: The picture took too long, or is too large for its format.
         UsageError: See `view`.
     """
+    subject = prepare(target, options)
     if format == "html":
         from hpx.render.page import page
 
-        return page(target, options)
+        return page(subject, options)
     if format == "json":
         from hpx.render.json_form import view_to_json
 
-        subject = prepare(target, options)
         made = view(subject, options, picture=False)
         return view_to_json(subject, made, options).encode()
     if format == "text":
-        made = view(target, options, picture=False)
-        return view_to_text(
-            made,
-            color=options.color,
-            ranges=options.rank is not None,
-            columns=options.columns,
-        ).encode()
-    return _picture(target, format, options)
+        return _text(subject, options).encode()
+    return _picture(subject, format, options)
+
+
+def _text(subject: Subject, options: Options) -> str:
+    made = view(subject, options, picture=False)
+    text = view_to_text(
+        made, color=options.color, ranges=options.rank is not None, columns=options.columns
+    )
+    held = who_holds(subject, made, options)
+    if held is None:
+        return text
+    from hpx.render.ranks import ranks_text
+
+    table = ranks_text(*held, name=the_row(made).path, rank=options.rank)
+    return f"{text}\n{table}"
 
 
 def _picture(
-    target: Run | ModuleGraph | Subject,
+    subject: Subject,
     format: PictureFormat | Literal["dot"],  # noqa: A002 - the word of the command line
     options: Options,
 ) -> bytes:
-    if options.engine == "builtin":
-        if format != "svg":
-            raise UsageError(
-                f"the built-in outline is svg, not {format}", fix="-f svg, or --engine dot"
-            )
-        from hpx.render.outline import view_to_svg
-
-        return view_to_svg(view(target, options, picture=False)).encode()
-    made = view(target, options, picture=True)
-    if format == "svg" and options.engine == "auto" and made.num_nodes > _MOST_LAID_OUT:
-        from hpx.render.outline import view_to_svg
-
-        return view_to_svg(made).encode()
-    dot = view_to_dot(made, direction=options.direction)
+    if options.engine == "builtin" and format != "svg":
+        raise UsageError(
+            f"the built-in outline is svg, not {format}", fix="-f svg, or --engine dot"
+        )
+    made = view(subject, options, picture=options.engine != "builtin")
+    if format == "svg" and options.engine != "dot":
+        drawn = _without_graphviz(subject, made, options)
+        if drawn is not None:
+            return drawn.encode()
+    dot = view_to_dot(
+        made,
+        direction=options.direction,
+        color_by=options.color_by,
+        axis=options.axis,
+        ranges=options.rank is not None,
+        histories=row_histories(subject, made),
+    )
     if format == "dot":
         return dot.encode()
     return draw_dot(dot, format, timeout=options.timeout)
+
+
+def _without_graphviz(subject: Subject, made: View, options: Options) -> str | None:
+    """The svg of one parameter over the mesh, or the outline; None if Graphviz is to draw."""
+    held = who_holds(subject, made, options)
+    if held is not None:
+        from hpx.render.ranks_svg import ranks_svg
+
+        return ranks_svg(*held, name=the_row(made).path, rank=options.rank)
+    if options.engine == "auto" and made.num_nodes <= _MOST_LAID_OUT:
+        return None
+    from hpx.render.outline import view_to_svg
+
+    return view_to_svg(
+        made,
+        ranges=options.rank is not None,
+        histories=row_histories(subject, made),
+    )
 
 
 def render(

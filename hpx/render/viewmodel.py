@@ -185,8 +185,6 @@ class View:
         fold: What had to be equal to fold.
         depth: The depth that boxes are cut at; None for no cut.
         full_depth: The depth of the deepest box before a cut.
-        color_by: What colours tell: ``layout``, ``pass``, ``dtype`` or ``bytes``.
-        axis: The mesh axis whose cuts alone colours tell.
         extra: More facts of the header, as pairs of a word and its text.
         changes: Of a comparison: what differs and the events that explain it, as lines of text.
         marks: Why nodes stand out, by id, all that fold into a row or box; without ``unset``.
@@ -206,8 +204,6 @@ class View:
     fold: str = "layout"
     depth: int | None = None
     full_depth: int = 0
-    color_by: str = "layout"
-    axis: str | None = None
     extra: tuple[tuple[str, str], ...] = ()
     changes: tuple[str, ...] = ()
     marks: Mapping[int, Mark] = field(default_factory=dict)
