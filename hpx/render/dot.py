@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from hpx.render.caption import header_label
 from hpx.render.labels import LabelMaker
-from hpx.render.paint import ColorBy, Paint
+from hpx.render.options import ColorBy
+from hpx.render.paint import Paint
 from hpx.render.palette import ALERT
 from hpx.render.shape import Arrangement, Direction, arrange
 from hpx.render.viewmodel import View
@@ -27,6 +29,7 @@ def view_to_dot(
     color_by: ColorBy = "layout",
     axis: str | None = None,
     ranges: bool = False,
+    histories: Mapping[int, Sequence[str]] | None = None,
 ) -> str:
     """The whole view as DOT text.
 
@@ -36,9 +39,7 @@ def view_to_dot(
         color_by: What colours tell.
         axis: The mesh axis that layouts are told of; all of them if not given.
         ranges: Whether rows say which indices the rank holds, rather than how many.
-
-    Raises:
-        UsageError: The mesh has no such axis.
+        histories: What happened to the rows' tensors, by node, for their tooltips.
     """
     import graphviz
 
@@ -61,7 +62,8 @@ def view_to_dot(
         node_attr={"shape": "plain", "fontname": "Helvetica", "fontsize": "10"},
         edge_attr={"color": "#777777", "arrowsize": "0.6"},
     )
-    node_of = _add_nodes(dot, view, arrangement, LabelMaker(view, paint, ranges=ranges))
+    labels = LabelMaker(view, paint, ranges=ranges, histories=histories or {})
+    node_of = _add_nodes(dot, view, arrangement, labels)
     _add_edges(dot, view, node_of)
     _add_ties(dot, view, node_of)
     text: str = dot.source

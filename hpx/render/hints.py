@@ -48,8 +48,13 @@ def _layout(view: View, row: Row) -> Iterator[str]:
         return
     mesh = f" on the {row.mesh} mesh" if row.mesh else ""
     if view.mesh is not None and row.mesh:
+        axes = view.mesh.view(row.mesh).axes
         mesh += f" {view.mesh.view(row.mesh)}"
+        whole = [axis for axis, size in axes if size > 1 and f"{axis}:" not in row.token]
+        mesh += f", R on {', '.join(whole)}" if whole and row.token != "R" else ""
     yield f"layout {row.token}{mesh}"
+    if row.was:
+        yield f"was {row.was}"
     if row.local_shape is not None and row.ranges is not None:
         yield f"rank {view.rank} holds {shape_text(row.local_shape)}, {ranges_text(row.ranges)}"
     if row.pieces:

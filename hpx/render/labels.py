@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import html
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from hpx._text import bytes_text, counted, printable, shape_text
 from hpx.holding import ranges_text
 from hpx.render.hints import row_lines
 from hpx.render.paint import Paint, Patch
-from hpx.render.palette import ALERT
+from hpx.render.palette import ALERT, CHANGES
 from hpx.render.shape import Panel, columns_of
 from hpx.render.viewmodel import Box, Row, View
 from hpx.render.words import runs_text, short_dtype, shorten
@@ -49,10 +49,10 @@ def table(rows: Iterator[str] | list[str], attributes: str) -> str:
     return f"<table {attributes}>{''.join(rows)}</table>"
 
 
-def patch_cell(patch: Patch, *, content: str | None = None, marked: bool = False) -> str:
+def patch_cell(patch: Patch, *, content: str | None = None, mark: str = "") -> str:
     """A coloured cell. Vermilion border: it stands out; dashed: it is on the expert mesh."""
-    if marked or patch.unset:
-        border = f'border="3" color="{ALERT.hex}"'
+    if mark or patch.unset:
+        border = f'border="3" color="{CHANGES.get(mark, ALERT).hex}"'
     elif patch.expert:
         border = 'border="2" color="#000000"'
     else:
@@ -70,9 +70,18 @@ class LabelMaker:
         view: The view.
         paint: What colours tell.
         ranges: Whether rows say which indices the rank holds, rather than how many.
+        histories: What happened to the rows' tensors, by node, for their tooltips.
     """
 
-    def __init__(self, view: View, paint: Paint, *, ranges: bool = False) -> None:
+    def __init__(
+        self,
+        view: View,
+        paint: Paint,
+        *,
+        ranges: bool = False,
+        histories: Mapping[int, Sequence[str]],
+    ) -> None:
+        self._histories = histories
         self._view = view
         self._paint = paint
         self._ranges = ranges
@@ -175,11 +184,14 @@ class LabelMaker:
 
     def name(self, box: Box, row: Row, place: int) -> str:
         """The name, which is the row's port and has its tooltip."""
-        lines = [shorten(line, 400) for line in row_lines(self._view, row)]
+        told = self._histories.get(row.node, ())
+        lines = [shorten(line, 400) for line in (*row_lines(self._view, row), *told)]
         if len(lines) > _TIP_LINES:
             lines = [*lines[: _TIP_LINES - 1], f"and {len(lines) - _TIP_LINES + 1} more lines"]
         tip = "&#10;".join(map(escape, lines))
         name = escape(shorten(row.label, _NAME))
+        if row.mark == "removed":
+            name = f"<s>{name}</s>"
         text = f"<b>{name}</b>" if row.mark else name
         if (times := row.count // box.count) > 1:
             text += f" <b>x{times}</b>"
@@ -198,13 +210,15 @@ class LabelMaker:
         """What else there is to say, in small print; empty for most."""
         found = []
         if row.experts is not None:
-            found.append(f'<font point-size="9"><b>E={row.experts}</b></font>')
+            found.append(f"<b>E={row.experts}</b>")
         if self._several_dtypes:
             found.append(small(short_dtype(row.dtype)))
         if row.kind != "parameter":
             found.append(small(row.kind))
         elif not row.requires_grad:
             found.append(small("frozen"))
+        if row.was:
+            found.append(small(f"was {shorten(row.was, 40)}"))
         if row.ties:
             more = f" +{len(row.ties) - 1}" if len(row.ties) > 1 else ""
             found.append(small(f"tied to {shorten(row.ties[0], 28)}{more}"))
@@ -216,7 +230,7 @@ class LabelMaker:
             return cell("")
         patch = self._paint.row(row)
         content = escape(patch.text) + (f" <b>{row.mark}</b>" if row.mark else "")
-        return patch_cell(patch, content=content, marked=bool(row.mark))
+        return patch_cell(patch, content=content, mark=row.mark)
 
     def local(self, row: Row) -> str:
         """What the rank holds of it; empty for all of it."""

@@ -7,7 +7,7 @@ Letters are of one width, so places are reckoned without asking a font: the same
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -17,7 +17,8 @@ from hpx.holding import ranges_text
 from hpx.render.caption import caption_facts
 from hpx.render.header import drawn_text
 from hpx.render.hints import row_lines
-from hpx.render.paint import ColorBy, Paint, Patch
+from hpx.render.options import ColorBy
+from hpx.render.paint import Paint, Patch
 from hpx.render.palette import ALERT
 from hpx.render.svg import CHAR, GREY, document, svg_text, title
 from hpx.render.viewmodel import Box, Row, View
@@ -65,7 +66,12 @@ class _Line:
 
 
 def view_to_svg(
-    view: View, *, color_by: ColorBy = "layout", axis: str | None = None, ranges: bool = False
+    view: View,
+    *,
+    color_by: ColorBy = "layout",
+    axis: str | None = None,
+    ranges: bool = False,
+    histories: Mapping[int, Sequence[str]] | None = None,
 ) -> str:
     """The whole view as an svg that needs no Graphviz.
 
@@ -74,13 +80,13 @@ def view_to_svg(
         color_by: What colours tell.
         axis: The mesh axis that layouts are told of; all of them if not given.
         ranges: Whether rows say which indices the rank holds, rather than how many.
+        histories: What happened to the rows' tensors, by node, for their tooltips.
 
     Raises:
-        UsageError: The mesh has no such axis.
         TooLargeError: There are more than 50,000 lines.
     """
     paint = Paint(view, color_by, axis)
-    lines = list(_Lines(view, paint, ranges=ranges).tree())
+    lines = list(_Lines(view, paint, ranges, histories or {}).tree())
     if len(lines) > _MOST_LINES:
         raise TooLargeError(
             f"the outline would have {len(lines):,} lines",
@@ -115,7 +121,10 @@ def _columns(count: int, width: float) -> int:
 class _Lines:
     """Turns boxes and rows into lines."""
 
-    def __init__(self, view: View, paint: Paint, *, ranges: bool) -> None:
+    def __init__(
+        self, view: View, paint: Paint, ranges: bool, histories: Mapping[int, Sequence[str]]
+    ) -> None:
+        self._histories = histories
         self._view = view
         self._paint = paint
         self._ranges = ranges
@@ -160,7 +169,7 @@ class _Lines:
             name += f" x{times}"
         if row.warned:
             name = f"! {name}"
-        tip = "\n".join(row_lines(self._view, row))
+        tip = "\n".join([*row_lines(self._view, row), *self._histories.get(row.node, ())])
         line = _Line((box.depth + 1) * _INDENT, name, tip=tip, marked=bool(row.mark))
         line.bold = bool(row.mark)
         if row.kind == "link":
@@ -177,7 +186,7 @@ class _Lines:
 
     def _rest(self, row: Row) -> Iterator[str]:
         if row.mark:
-            yield row.mark
+            yield f"{row.mark}, was {row.was}" if row.was else row.mark
         if row.local_shape is not None and row.local_shape != row.shape:
             ranges = row.ranges if self._ranges else None
             yield f"-> {shape_text(row.local_shape) if ranges is None else ranges_text(ranges)}"

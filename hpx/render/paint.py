@@ -9,18 +9,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 from hpx._text import bytes_text
-from hpx.errors import UsageError, did_you_mean
 from hpx.render.header import token_meaning
+from hpx.render.options import ColorBy
 from hpx.render.palette import SCALE, Shade, kind_shade, shade
 from hpx.render.viewmodel import Box, Row, View
 from hpx.render.words import short_dtype
 
-__all__ = ["ColorBy", "Paint", "Patch", "axis_token", "on_expert_mesh"]
-
-ColorBy: TypeAlias = Literal["layout", "pass", "dtype", "bytes"]
+__all__ = ["Paint", "Patch", "axis_token", "on_expert_mesh"]
 
 _ELSEWHERE: Final = "(other mesh)"
 _SPECIAL: Final = ("R", "-", "mixed", _ELSEWHERE)
@@ -75,18 +73,13 @@ class Paint:
     Args:
         view: The view.
         color_by: What colours tell.
-        axis: With ``layout``, the mesh axis that tokens and colours are about; all if not given.
-
-    Raises:
-        UsageError: The mesh has no such axis.
+        axis: The mesh axis that layouts are told of; None for all of them.
     """
 
     def __init__(self, view: View, color_by: ColorBy = "layout", axis: str | None = None) -> None:
         self.color_by = color_by
         self.axis = axis
         self._view = view
-        if axis is not None:
-            _check_axis(view, axis)
         names = view.passes if color_by == "pass" else view.dtypes
         self._kinds = {name: kind_shade(place) for place, (name, _) in enumerate(names)}
         self._largest = max((row.bytes for row in view.rows()), default=0)
@@ -197,18 +190,3 @@ class Paint:
     def has_experts(self) -> bool:
         """Whether anything lives on the expert mesh."""
         return any(on_expert_mesh(token) for token, _ in self._view.tokens)
-
-
-def _check_axis(view: View, axis: str) -> None:
-    mesh = view.mesh
-    if mesh is None:
-        return
-    known = list(mesh.axis_names)
-    if mesh.expert is not None:
-        known += [name for name, _ in mesh.expert.axes if name not in known]
-    if axis not in known:
-        raise UsageError(
-            f"the mesh has no axis {axis!r}",
-            why=f"its axes are {', '.join(known)}",
-            fix=did_you_mean(axis, known) or f"one of {', '.join(known)}",
-        )
