@@ -147,7 +147,7 @@ def check_sums(
                 "its output is R already, and declared to be summed",
                 "nothing inside it is cut on tp: every rank has all of it, and the sum would be as"
                 " many times as large as there are ranks",
-                f"take output: R out of {role.declared.where}",
+                "take output: R out of its entry under boundaries:",
             )
 
 

@@ -1,0 +1,150 @@
+"""In float64 a step with a stream that is cut on the sequence equals the unsharded one."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+
+from hpx.plan import ShardingPlan
+from hpx.runtime import boundaries, inputs, local, stream
+from hpx.runtime.apply import apply
+from tests.distributed.derived import derived_deviations
+from tests.distributed.equality import batches, built, deviation, deviations, no_casts
+from tests.distributed.equality_models import MODELS
+from tests.distributed.loss_in_parts import loss_deviations
+from tests.distributed.pool import Pool
+
+LIMIT = 1e-9
+"""Of ``max|a-b| / max|b|``, per tensor."""
+SP = "@run, insert-collectives{sp=true}"
+FAMILIES = (
+    *("llama", "qwen3", "gemma2", "gpt2", "phi3", "gpt_neox", "bert", "deepseek_v3", "mixtral"),
+    *("gpt_oss", "falcon", "t5"),
+)
+WRAPS = ("fsdp", "fsdp of leaves", "checkpoint", "reentrant checkpoint", "checkpoint of parts")
+
+
+def too_far(found: dict[str, float]) -> dict[str, float]:
+    assert len(found) > 20
+    return {key: far for key, far in found.items() if not far <= LIMIT}
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("name", ["tiny_llama", "tiny_moe", "gpt2"])
+def test_a_step_equals_the_unsharded_one(name: str, ranks: int, gloo: Pool) -> None:
+    for found in gloo.run(deviations, ranks, name, f"tp={ranks}", SP):
+        assert too_far(found) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_so_it_does_for_every_family(name: str, ranks: int, gloo: Pool) -> None:
+    pytest.importorskip("transformers")
+    for rules, found in gloo.run(derived_deviations, ranks, name, f"tp={ranks}", SP):
+        assert rules >= 2
+        assert too_far(found) == {}
+
+
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_so_it_does_inside_wrappers(wrap: str, gloo: Pool) -> None:
+    name = "tiny_moe" if wrap == "reentrant checkpoint" else "llama"
+    for found in gloo.run(deviations, 4, name, "dp=2,tp=2", SP, wrap):
+        assert too_far(found) == {}
+
+
+@pytest.mark.slow
+def test_so_it_does_compiled(gloo: Pool) -> None:
+    for found in gloo.run(deviations, 2, "llama", "tp=2", SP, "compile"):
+        assert too_far(found) == {}
+
+
+# -- loss in parts -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sp", ["true", "false"])
+@pytest.mark.parametrize(
+    ("name", "own_loss"), [("tiny_llama", False), ("llama", True), ("gemma", True)]
+)
+def test_a_loss_in_parts_equals_the_unsharded_one(
+    name: str, own_loss: bool, sp: str, gloo: Pool
+) -> None:
+    pipeline = f"@run, insert-collectives{{loss=parallel,sp={sp}}}"
+    for found in gloo.run(loss_deviations, 2, name, "tp=2", pipeline, own_loss):
+        assert too_far(found) == {}
+
+
+# -- hidden states -------------------------------------------------------------------------------
+
+
+def hidden_states(name: str) -> dict[str, float]:
+    """How far the hidden states that a model of transformers returns are from the whole ones."""
+    ids = batches(1)[0]
+    with no_casts(), torch.no_grad():
+        model = built(name)
+        expected = model(input_ids=ids, output_hidden_states=True).hidden_states
+        apply(model, ShardingPlan.from_text(MODELS[name][1]), "tp=2", SP)
+        found = model(input_ids=ids, output_hidden_states=True).hidden_states
+    pairs = zip(found, expected, strict=True)
+    return {str(index): deviation(a, b) for index, (a, b) in enumerate(pairs)}
+
+
+def test_the_hidden_states_that_a_model_returns_are_whole(gloo: Pool) -> None:
+    for found in gloo.run(hidden_states, 2, "llama"):
+        assert len(found) == 3
+        assert max(found.values()) <= LIMIT
+
+
+# -- what makes these tests tests ----------------------------------------------------------------
+
+
+def fault(what: str) -> AbstractContextManager[object]:
+    if what == "gradients of norms are not summed":
+        return mock.patch.object(local, "all_reduce_sum", lambda x, _group: x)
+    if what == "inputs are gathered without a sum of their gradient":
+        return mock.patch.object(inputs, "gather_for_region", stream.leave_stream)
+    assert what == "positions of this rank's part, not of the sum"
+    return mock.patch.object(boundaries, "sum_into_stream", stream.enter_stream)
+
+
+def faulty_deviations(what: str, name: str) -> dict[str, float]:
+    with fault(what):
+        return deviations(name, "tp=2", SP)
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "gradients of norms are not summed",
+        "inputs are gathered without a sum of their gradient",
+        "positions of this rank's part, not of the sum",
+    ],
+)
+def test_a_fault_is_noticed(what: str, gloo: Pool) -> None:
+    for found in gloo.run(faulty_deviations, 2, what, "tiny_llama"):
+        assert max(found.values()) > 1e-3
+
+
+def lengths(name: str) -> list[int]:
+    """The length of the sequence in every norm of a layer."""
+    model = built(name)
+    apply(model, ShardingPlan.from_text(MODELS[name][1]), "tp=2", SP)
+    seen: list[int] = []
+
+    def note(_module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+        seen.append(args[0].shape[1])
+
+    for path, module in model.named_modules():
+        if path.endswith("layernorm"):
+            module.register_forward_pre_hook(note)
+    model(batches(1)[0])
+    return seen
+
+
+def test_norms_of_layers_see_half_of_the_sequence(gloo: Pool) -> None:
+    (half,) = {length for found in gloo.run(lengths, 2, "tiny_llama") for length in found}
+    assert half * 2 == batches(1)[0].shape[1]

@@ -1,0 +1,233 @@
+"""A stream that is cut on the sequence, on one rank of a fake group."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hpx
+from hpx.bundled import tiny_llama
+from hpx.errors import ManyErrors, NotRunnableError
+from hpx.plan import ShardingPlan
+from tests.hpx.runtime.conftest import FakeGroup
+
+SP = "@run, insert-collectives{sp=true}"
+PLAN = {"**.up.weight": {"tp": "S(0)"}, "**.down.weight": {"tp": "S(1)"}}
+LLAMA = {
+    "**.{gate,up,q,k,v}_proj.weight": {"tp": "S(0)"},
+    "**.{down,o}_proj.weight": {"tp": "S(1)"},
+}
+
+
+class Mlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 8, bias=False), nn.Linear(8, 4, bias=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        out: Tensor = self.down(self.up(hidden))
+        return out
+
+
+class Mixer(nn.Module):
+    """It looks at all positions, and nothing of it is cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+        self.lengths: list[int] = []
+
+    def forward(self, hidden: Tensor, beside: Tensor) -> Tensor:
+        assert hidden.shape == beside.shape
+        self.lengths.append(hidden.shape[1])
+        return hidden.cumsum(1) * self.weight + beside
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.mlp, self.mixer = nn.LayerNorm(4), Mlp(), Mixer()
+        self.lengths: list[int] = []
+
+    def forward(self, hidden: Tensor) -> tuple[Tensor, None]:
+        self.lengths.append(hidden.shape[1])
+        hidden = hidden + self.mlp(self.norm(hidden))
+        return hidden + self.mixer(hidden, hidden), None
+
+
+class Model(nn.Module):
+    def __init__(self, order: tuple[int, ...] = (0, 1, 2)) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(3))
+        self.order = order
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        for index in self.order:
+            hidden = self.layers[index](hidden)[0]
+        return hidden
+
+
+def sharded(model: nn.Module, world: FakeGroup) -> Any:
+    world(1, 2)
+    hpx.apply(model, ShardingPlan(PLAN, default="replicate"), "tp=2", SP)
+    return model
+
+
+def test_layers_see_their_positions_and_the_model_returns_all(fake_group: FakeGroup) -> None:
+    model = sharded(Model(), fake_group)
+    assert model(torch.randn(2, 6, 4)).shape == (2, 6, 4)
+    assert [layer.lengths for layer in model.layers] == [[3]] * 3
+
+
+def test_a_module_that_is_computed_whole_gets_all_its_activations_whole(
+    fake_group: FakeGroup,
+) -> None:
+    model = sharded(Model(), fake_group)
+    model(torch.randn(2, 6, 4, requires_grad=True)).sum().backward()
+    assert [layer.mixer.lengths for layer in model.layers] == [[6]] * 3
+
+
+def test_a_length_that_the_ranks_do_not_divide_is_an_error_with_the_numbers(
+    fake_group: FakeGroup,
+) -> None:
+    model = sharded(Model(), fake_group)
+    with pytest.raises(NotRunnableError, match=r"a sequence of 7 cannot be divided by tp = 2") as e:
+        model(torch.randn(2, 7, 4))
+    assert "pad the sequence to 8" in str(e.value)
+
+
+def test_a_stream_of_other_dims_is_an_error(fake_group: FakeGroup) -> None:
+    model = sharded(Model(), fake_group)
+    with pytest.raises(NotRunnableError, match="2 dims cannot be cut on its sequence"):
+        model(torch.randn(6, 4))
+
+
+def test_layers_that_run_out_of_order_are_refused(fake_group: FakeGroup) -> None:
+    model = sharded(Model((0, 2, 1)), fake_group)
+    with pytest.raises(NotRunnableError, match=r"layers\.1 is called out of order"):
+        model(torch.randn(2, 6, 4))
+
+
+def test_layers_without_the_first_one_are_refused(fake_group: FakeGroup) -> None:
+    model = sharded(Model((1, 2)), fake_group)
+    with pytest.raises(NotRunnableError, match="none of the layers ran before it"):
+        model(torch.randn(2, 6, 4))
+
+
+def test_a_model_that_ends_early_is_refused_rather_than_returned_in_parts(
+    fake_group: FakeGroup,
+) -> None:
+    model = sharded(Model((0, 1)), fake_group)
+    with pytest.raises(NotRunnableError, match="ends after layer 1 of 3"):
+        model(torch.randn(2, 6, 4))
+
+
+def test_a_layer_in_the_middle_may_be_skipped(fake_group: FakeGroup) -> None:
+    model = sharded(Model((0, 2)), fake_group)
+    assert model(torch.randn(2, 6, 4)).shape == (2, 6, 4)
+
+
+def test_after_a_failed_forward_the_next_one_starts_afresh(fake_group: FakeGroup) -> None:
+    model = sharded(Model((0, 1)), fake_group)
+    with pytest.raises(NotRunnableError, match="ends after"):
+        model(torch.randn(2, 6, 4))
+    model.order = (0, 1, 2)
+    assert model(torch.randn(2, 8, 4)).shape == (2, 8, 4)
+
+
+def test_a_region_that_is_given_something_else_than_the_stream_is_refused(
+    fake_group: FakeGroup,
+) -> None:
+    model = sharded(Model(), fake_group)
+    inner = model.layers[0].mlp
+    model.layers[0].mlp = Flat(inner)
+    with pytest.raises(NotRunnableError, match=r"layers\.0\.mlp is \[6, 4\].*\[batch, 3, features"):
+        model(torch.randn(2, 6, 4))
+
+
+class Flat(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        out: Tensor = self.inner(hidden.flatten(0, 1))
+        return out.view_as(hidden)
+
+
+def test_a_copy_of_the_model_has_a_stream_of_its_own(fake_group: FakeGroup) -> None:
+    model = sharded(Model((0, 1)), fake_group)
+    other = copy.deepcopy(model)
+    other.order = (0, 1, 2)
+    with pytest.raises(NotRunnableError, match="ends after"):
+        model(torch.randn(2, 6, 4))
+    assert other(torch.randn(2, 8, 4)).shape == (2, 8, 4)
+
+
+def test_restoring_takes_the_stream_out(fake_group: FakeGroup) -> None:
+    model = sharded(Model(), fake_group)
+    hpx.restore(model)
+    assert model(torch.randn(2, 7, 4)).shape == (2, 7, 4)
+    assert [layer.lengths for layer in model.layers] == [[7]] * 3
+
+
+def test_norms_under_sequence_parallelism_need_a_reduction(fake_group: FakeGroup) -> None:
+    fake_group(0, 2)
+    plan = ShardingPlan(PLAN, default="replicate")
+    run = hpx.run(Model(), plan, "tp=2", SP)
+    reduce = {run.graph.path(n.id): n.props["reduce"] for n in run.graph.parameters()}
+    assert reduce["layers.0.norm.weight"] == ("tp",)
+    assert reduce["layers.0.mixer.weight"] == ()
+    told = run.explain("layers.0.norm.weight")
+    assert "read for the positions that a rank has" in str(told)
+
+
+def test_a_model_of_one_layer_cuts_and_gathers_there(fake_group: FakeGroup) -> None:
+    model = Model((0,))
+    model.layers = model.layers[:1]
+    sharded(model, fake_group)
+    assert model(torch.randn(2, 6, 4)).shape == (2, 6, 4)
+
+
+def test_a_model_without_layers_is_refused_before_anything_changes(fake_group: FakeGroup) -> None:
+    model = nn.ModuleDict({"mlp": Mlp()})
+    with pytest.raises(ManyErrors, match="no layers of which the sequence could be cut"):
+        sharded(model, fake_group)
+
+
+class States(dict[str, Any]):
+    """As the outputs of transformers: items are attributes."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name]
+
+    def to_tuple(self) -> tuple[Any, ...]:
+        return tuple(self.values())
+
+
+class Recording(Model):
+    """It returns what stands between its layers as well."""
+
+    def forward(self, hidden: Tensor) -> Any:
+        states = []
+        for layer in self.layers:
+            hidden = layer(hidden)[0]
+            states.append(hidden)
+        return States(last_hidden_state=hidden, hidden_states=tuple(states))
+
+
+def test_hidden_states_that_a_model_returns_are_whole(fake_group: FakeGroup) -> None:
+    out = sharded(Recording(), fake_group)(torch.randn(2, 6, 4))
+    assert [tuple(state.shape) for state in out.hidden_states] == [(2, 6, 4)] * 3
+    assert out.last_hidden_state.shape == (2, 6, 4)
+
+
+def test_the_bundled_model_runs_with_its_causal_attention(fake_group: FakeGroup) -> None:
+    fake_group(0, 2)
+    model = tiny_llama()
+    hpx.apply(model, ShardingPlan(LLAMA, default="replicate"), "tp=2", SP)
+    assert model(torch.randint(256, (2, 8))).shape == (2, 8, 256)
