@@ -91,7 +91,9 @@ class Check:
         elif self.run is not None and self.problems:
             lines = list(problem_lines(self.run, self.problems))
             blocks += ["", f"problems ({len(self.problems)})", *lines]
-        if self.proof is not None and self.proof.unproven:
+        if self.proof is not None and (
+            self.proof.unproven or (self.proof.problems and self.proof.experts)
+        ):
             blocks += ["", str(self.proof)]
         verdict = "fits" if self.ok else "has problems"
         blocks += ["", f"the plan {verdict}: {self._counts()}"]

@@ -17,9 +17,11 @@ class Proof:
     Attributes:
         boundaries: How many regions the run has.
         distinct: How many of them differ.
-        proved: How many distinct ones ran with the shapes of one rank.
+        proved: How many distinct ones ran with the shapes of one rank, and of each other that
+            holds pieces of other shapes.
         problems: What failed, one for each distinct region.
         unproven: Why something could not be tried; empty if all was.
+        experts: Which experts are cut on ep, and why they are not replayed; empty if none is.
     """
 
     boundaries: int
@@ -27,6 +29,7 @@ class Proof:
     proved: int
     problems: tuple[Problem, ...] = ()
     unproven: str = ""
+    experts: str = ""
 
     @property
     def status(self) -> Literal["proved", "failed", "unproven"]:
@@ -38,16 +41,20 @@ class Proof:
     def __str__(self) -> str:
         done = f"{self.proved} of {self.distinct} distinct regions ({self.boundaries} in all)"
         if self.distinct == 0 and not self.unproven:
-            return "shapes: nothing to prove, no region is cut on tp"
+            said = "shapes: nothing to prove, no region is cut on tp"
+            return f"{said}; {self.experts}" if self.experts else said
         said = f"shapes {self.status}: {done} ran with the shapes of one rank"
-        return f"{said}; {self.unproven}" if self.unproven else said
+        if self.unproven:
+            said += f"; {self.unproven}"
+        return f"{said}; {self.experts}" if self.experts else said
 
     def to_json(self) -> dict[str, object]:
-        """``{status, boundaries, distinct, proved, unproven}``."""
+        """``{status, boundaries, distinct, proved, unproven, experts}``."""
         return {
             "status": self.status,
             "boundaries": self.boundaries,
             "distinct": self.distinct,
             "proved": self.proved,
             "unproven": self.unproven,
+            "experts": self.experts,
         }

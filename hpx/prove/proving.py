@@ -8,7 +8,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -25,9 +25,12 @@ from hpx.prove.proof import Proof
 from hpx.prove.recording import Recorded, record
 from hpx.prove.regions import Region, regions_of
 from hpx.prove.replaying import Failure, replay
+from hpx.roles.places import of_all_layers
 from hpx.run import Run
 
 __all__ = ["prove_regions"]
+
+_MAX_NAMES: Final = 4
 
 
 def prove_regions(run: Run, model: nn.Module, inputs: object, seconds: float) -> Proof:
@@ -38,7 +41,7 @@ def prove_regions(run: Run, model: nn.Module, inputs: object, seconds: float) ->
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=False)
     found: dict[str, Recorded] = {}
     tried = [region for region in regions if not region.stacked]
-    why = "" if len(tried) == len(regions) else "regions with stacked parameters were not tried"
+    why = next((_stacked(region) for region in regions if region.stacked), "")
     copied: nn.Module | None = None
     if tried:
         with _quiet():
@@ -73,7 +76,31 @@ def prove_regions(run: Run, model: nn.Module, inputs: object, seconds: float) ->
             proved += 1
         else:
             problems.append(_problem(region, failure))
-    return Proof(total, len(regions), proved, tuple(problems), why)
+    return Proof(total, len(regions), proved, tuple(problems), why, _experts(run))
+
+
+def _stacked(region: Region) -> str:
+    return (
+        f"{region.path or 'the model'} is unproven: {region.stacked[0]} is stacked, and the code"
+        " has it expert by expert"
+    )
+
+
+def _experts(run: Run) -> str:
+    """What of the experts is cut on ep, and that it is not replayed."""
+    graph = run.graph
+    owners = {
+        of_all_layers(graph.path(node.parent))
+        for node in graph.parameters()
+        if node.layout is not None and node.layout.dim("ep") is not None
+    }
+    if not owners or run.mesh.size("ep", 1) == 1:
+        return ""
+    names = ", ".join(sorted(owners)[:_MAX_NAMES])
+    return (
+        f"experts unproven: {names} {'is' if len(owners) == 1 else 'are'} cut on ep and not"
+        " replayed, as which tokens reach an expert is told by values, and fake tensors have none"
+    )
 
 
 @contextlib.contextmanager
@@ -169,7 +196,8 @@ def _problem(region: Region, failure: Failure) -> Problem:
     """What failed, where, and what to write so that it does not."""
     where = failure.blame
     inner = ".".join(filter(None, (region.path, where.module))) or "the model"
-    text = f"with the shapes of one rank it fails: {failure.what}"
+    whose = "one rank" if failure.rank == 0 else f"tp rank {failure.rank}"
+    text = f"with the shapes of {whose} it fails: {failure.what}"
     if where.line:
         text += f"; {where.line}, in {inner}: {where.code}"
     hint = "replicate the region, or change the code"

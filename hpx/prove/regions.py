@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, cast
 
@@ -26,7 +26,8 @@ class Region:
         nodes: Ids of all of them in the run's graph.
         path: Registered name of the first one.
         kind: ``attention``, ``mlp``, ``colwise``, ``declared``, ``head``.
-        shapes: What one rank holds of each parameter, by name inside the region.
+        ranks: Ranks of tp that hold pieces of other shapes, the first of each: the rank, and what
+            it holds of each parameter, by name inside the region. Rank 0 is the first.
         integers: What the run made of integer attributes, by (module, attribute) inside it.
         summed: Whether its output is whole again.
         stacked: Names of parameters in it that are derived: the module has them in another form.
@@ -35,7 +36,7 @@ class Region:
     nodes: tuple[int, ...]
     path: str
     kind: str
-    shapes: Mapping[str, tuple[int, ...]]
+    ranks: tuple[tuple[int, Mapping[str, tuple[int, ...]]], ...]
     integers: Mapping[tuple[str, str], int]
     summed: bool
     stacked: tuple[str, ...]
@@ -74,7 +75,7 @@ def _region(
 ) -> Region:
     graph, first = run.graph, group[0]
     outer = graph.registered_path(first.module)
-    shapes: dict[str, tuple[int, ...]] = {}
+    held: list[tuple[TensorNode, tuple[str, ...]]] = []
     integers: dict[tuple[str, str], int] = {}
     stacked: list[str] = []
     for node, names in _inside(graph, first.module):
@@ -82,10 +83,7 @@ def _region(
             if node.lineage is not None:
                 stacked.append(graph.path(node.id))
             elif node.kind == "parameter":
-                layout = node.layout or REPLICATED
-                view = run.mesh.view_of(layout)
-                local = local_shape(node.shape, layout, view.sizes, dict.fromkeys(view.sizes, 0))
-                shapes.update(dict.fromkeys(names, local))
+                held.append((node, names))
             continue
         for key, value in node.props.items():
             if key.startswith("attributes."):
@@ -95,7 +93,27 @@ def _region(
                 integers[(names[0], name)] = value // tp
     summed = bool(first.rowwise) or first.output is not None
     nodes = tuple(role.module for role in group)
-    return Region(nodes, outer, first.role, shapes, integers, summed, tuple(stacked))
+    ranks = tuple(_ranks(run, held, tp))
+    return Region(nodes, outer, first.role, ranks, integers, summed, tuple(stacked))
+
+
+def _ranks(
+    run: Run, held: Sequence[tuple[TensorNode, tuple[str, ...]]], tp: int
+) -> Iterator[tuple[int, dict[str, tuple[int, ...]]]]:
+    """The ranks of tp whose shapes no rank before them has."""
+    seen: set[tuple[tuple[int, ...], ...]] = set()
+    for rank in range(tp):
+        shapes: dict[str, tuple[int, ...]] = {}
+        for node, names in held:
+            layout = node.layout or REPLICATED
+            sizes = run.mesh.view_of(layout).sizes
+            coordinate = {axis: rank if axis == "tp" else 0 for axis in sizes}
+            local = local_shape(node.shape, layout, sizes, coordinate)
+            shapes.update(dict.fromkeys(names, local))
+        key = tuple(shapes.values())
+        if key not in seen:
+            seen.add(key)
+            yield rank, shapes
 
 
 def _inside(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree
 
+from hpx.layout import per_rank_sizes
 from hpx.local_config import set_integer
 from hpx.prove.blame import Blame, Frames, blame, frames_of
 from hpx.prove.contractions import Contractions, OutOfTimeError
@@ -25,11 +26,13 @@ class Failure:
     Attributes:
         what: What failed, with its numbers.
         blame: Where; its line is empty where no line is to blame.
+        rank: On which rank of tp.
     """
 
-    def __init__(self, what: str, blame: Blame) -> None:
+    def __init__(self, what: str, blame: Blame, rank: int = 0) -> None:
         self.what = what
         self.blame = blame
+        self.rank = rank
 
 
 def replay(
@@ -41,9 +44,10 @@ def replay(
     deadline: float,
     parts: dict[int, Tensor],
 ) -> Failure | None:
-    """Run a region as one rank would; None if every shape fits.
+    """Run a region as each rank would that holds other shapes; None if every shape fits.
 
-    What another region gave cut (a bias of positions that all layers share) enters cut.
+    What another region gave cut (a bias of positions that all layers share) enters cut, as rank 0
+    has it: what ranks have of heads does not differ in shape.
 
     Args:
         module: The region in the fake copy of the model; stays as it is.
@@ -58,12 +62,30 @@ def replay(
     Raises:
         OutOfTimeError: It took too long.
     """
-    local = _on_one_rank(module, region, mode)
+    for rank, shapes in region.ranks:
+        local = _on_one_rank(module, region, shapes, mode)
+        failure = _run(local, region, recorded, mode, (rank, size), deadline, parts)
+        if failure is not None:
+            return failure
+    return None
+
+
+def _run(
+    local: nn.Module,
+    region: Region,
+    recorded: Recorded,
+    mode: FakeTensorMode,
+    place: tuple[int, int],
+    deadline: float,
+    parts: dict[int, Tensor],
+) -> Failure | None:
+    """One rank's copy of a region on what entered the whole one."""
+    rank, size = place
     contractions = Contractions(deadline, frames=True)
     divided = list(region.integers)
 
     def failure(what: str, frames: Frames = ()) -> Failure:
-        return Failure(what, blame(local, frames, divided, size))
+        return Failure(what, blame(local, frames, divided, size), rank)
 
     def part_of(tensor: Tensor) -> Tensor:
         return parts.get(id(tensor), tensor)
@@ -83,18 +105,24 @@ def replay(
             what = f"query and key are multiplied over {after.size} of the {before.size} of a head"
             return failure(what, after.frames)
     given = tensors_in(result)
-    wrong = _wrong_output(recorded.tensors, given, size, summed=region.summed)
+    wrong = _wrong_output(recorded.tensors, given, place, summed=region.summed)
     if wrong is not None:
         return failure(wrong)
-    parts.update((id(a), b) for a, b in zip(recorded.tensors, given, strict=True))
+    if rank == 0:
+        parts.update((id(a), b) for a, b in zip(recorded.tensors, given, strict=True))
     return None
 
 
-def _on_one_rank(module: nn.Module, region: Region, mode: FakeTensorMode) -> nn.Module:
+def _on_one_rank(
+    module: nn.Module,
+    region: Region,
+    held: Mapping[str, tuple[int, ...]],
+    mode: FakeTensorMode,
+) -> nn.Module:
     shapes: dict[int, tuple[int, ...]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
-        if name in region.shapes:
-            shapes[id(parameter)] = region.shapes[name]
+        if name in held:
+            shapes[id(parameter)] = held[name]
 
     def shape_of(tensor: Tensor) -> tuple[int, ...]:
         return shapes.get(id(tensor), tuple(tensor.shape))
@@ -107,7 +135,7 @@ def _on_one_rank(module: nn.Module, region: Region, mode: FakeTensorMode) -> nn.
 
 
 def _wrong_output(
-    before: Sequence[Tensor], after: Sequence[Tensor], size: int, *, summed: bool
+    before: Sequence[Tensor], after: Sequence[Tensor], place: tuple[int, int], *, summed: bool
 ) -> str | None:
     """What is wrong with the shapes that came out; only the first tensor is summed."""
     if len(before) != len(after):
@@ -115,14 +143,15 @@ def _wrong_output(
     for index, pair in enumerate(zip(before, after, strict=True)):
         whole, local = (tuple(int(n) for n in tensor.shape) for tensor in pair)
         must_be_whole = summed and index == 0
-        if whole != local and (must_be_whole or not _is_cut(whole, local, size)):
+        if whole != local and (must_be_whole or not _is_cut(whole, local, place)):
             return f"{list(local)} comes out, where the unsharded one gives {list(whole)}"
     return None
 
 
-def _is_cut(whole: Sequence[int], local: Sequence[int], size: int) -> bool:
+def _is_cut(whole: Sequence[int], local: Sequence[int], place: tuple[int, int]) -> bool:
     """Whether one dim, and nothing else, is what one rank has of it."""
     if len(whole) != len(local):
         return False
     differ = [(a, b) for a, b in zip(whole, local, strict=True) if a != b]
-    return len(differ) == 1 and -(-differ[0][0] // size) == differ[0][1]
+    rank, size = place
+    return len(differ) == 1 and per_rank_sizes(differ[0][0], size)[rank] == differ[0][1]
