@@ -50,12 +50,14 @@ class HpxError(Exception):
     Attributes:
         check: The check that found it, as ``docs/checks.md`` names them; empty where none did.
         names: The modules and parameters that it is about.
+        nodes: Their ids in the graph of the pass that found it.
         numbers: Its numbers.
     """
 
     exit_code: ClassVar[int] = 2
     check: str = ""
     names: tuple[str, ...] = ()
+    nodes: tuple[int, ...] = ()
     numbers: Numbers = _NONE
 
     def __init__(

@@ -140,6 +140,7 @@ class _Layouts:
             except LayoutError as error:
                 where = f"{rule.where}: {self._graph.path(node.id)} {list(node.shape)}"
                 names = [self._graph.path(node.id)]
+                error.nodes = (node.id,)
                 self.findings.append(error.located(where).found_by("layouts", names))
                 found = REPLICATED
             self._known[key] = found

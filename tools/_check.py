@@ -29,7 +29,15 @@ from hpx.provenance import Provenance
 from hpx.run import Run, run
 from hpx.sharding import Decision, decide
 from hpx.tools._folding import fold_params, unfolded
-from hpx.tools._report import layout_table, problem_lines, problem_to_json, uneven_lines
+from hpx.tools._refused import Others, other_findings
+from hpx.tools._report import (
+    layout_table,
+    lines_of_problems,
+    problem_as_json,
+    problem_lines,
+    problem_to_json,
+    uneven_lines,
+)
 from hpx.tools._summary import summary_blocks, summary_json
 from hpx.tools._tables import Block
 
@@ -50,6 +58,7 @@ class Check:
         findings: Why the pipeline refused the plan; empty if it did not.
         run: The run; None where the pipeline refused.
         proof: What the shape proof found; None where nothing was tried.
+        others: What else could be found where the pipeline refused.
     """
 
     plan: ShardingPlan
@@ -58,6 +67,7 @@ class Check:
     findings: tuple[HpxError, ...]
     run: Run | None
     proof: Proof | None = None
+    others: Others | None = None
 
     @property
     def problems(self) -> tuple[Problem, ...]:
@@ -87,7 +97,7 @@ class Check:
         if self.run is not None and (lines := list(uneven_lines(self.run))):
             blocks += ["", "uneven", *lines]
         if self.findings:
-            blocks += ["", f"problems ({len(self.findings)})", *_finding_lines(self.findings)]
+            blocks += self._refusal()
         elif self.run is not None and self.problems:
             lines = list(problem_lines(self.run, self.problems))
             blocks += ["", f"problems ({len(self.problems)})", *lines]
@@ -99,14 +109,33 @@ class Check:
         blocks += ["", f"the plan {verdict}: {self._counts()}"]
         return blocks
 
+    def _refusal(self) -> Iterator[Block]:
+        """Why it is refused, what else was found, and what could not be asked."""
+        yield from ("", f"problems ({len(self.findings)})", *_finding_lines(self.findings))
+        if self.others is None:
+            return
+        errors, problems, graph, unchecked = self.others
+        if errors or problems:
+            yield from ("", f"beside what is refused ({len(errors) + len(problems)})")
+            yield from _finding_lines(errors)
+            yield from lines_of_problems(problems, graph.path)
+        yield ""
+        yield from (f"not asked: {text}" for text in unchecked)
+
     def _counts(self) -> str:
         cut = sum(1 for param in self.params if param.layout is not None and param.layout.shards)
         without = sum(1 for param in self.params if param.rule is None)
         return f"{len(self.params):,} parameters, {cut:,} cut, {without:,} without a rule"
 
     def to_json(self, params: Sequence[Param]) -> dict[str, object]:
-        """``{mesh, plan, ok, refused, parameters, problems}``, and the sums of a run."""
+        """``{mesh, plan, ok, refused, parameters, problems, not_asked}``, and sums of a run."""
         problems = [dict(finding.to_json()) for finding in self.findings]
+        unchecked: Sequence[str] = ()
+        if self.others is not None:
+            problems += [dict(finding.to_json()) for finding in self.others.errors]
+            path = self.others.graph.path
+            problems += [problem_as_json(one, path) for one in self.others.problems]
+            unchecked = self.others.unchecked
         if self.run is not None:
             problems += [problem_to_json(self.run, problem) for problem in self.problems]
         sums = {} if self.run is None else summary_json(self.run, self.proof)
@@ -118,6 +147,7 @@ class Check:
             "refused": self.run is None,
             "parameters": [param.to_json() for param in params],
             "problems": problems,
+            "not_asked": list(unchecked),
         }
 
     def matching(self, text: str | None) -> list[Param]:
@@ -175,7 +205,9 @@ def check_plan(
         proof = None if model is None else prove(done, model, inputs)
         return Check(plan, mesh, tuple(done.params), (), done, proof=proof)
     reached = _prepared(graph, plan, mesh, passes)
-    return Check(plan, mesh, tuple(_said(graph, reached, plan, mesh)), findings, None)
+    params = tuple(_said(graph, reached, plan, mesh))
+    others = other_findings(reached, (plan, mesh), passes, findings, graph)
+    return Check(plan, mesh, params, findings, None, others=others)
 
 
 def _prepared(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from hpx._text import bytes_text, counted, reasons_text, shape_text
 from hpx.explain_text import event_line
@@ -17,7 +17,15 @@ from hpx.run import Run
 from hpx.tools._folding import Folded, fold_params
 from hpx.tools._tables import Block, Table
 
-__all__ = ["layout_table", "problem_lines", "problem_to_json", "run_report", "uneven_lines"]
+__all__ = [
+    "layout_table",
+    "lines_of_problems",
+    "problem_as_json",
+    "problem_lines",
+    "problem_to_json",
+    "run_report",
+    "uneven_lines",
+]
 
 _MAX_NAMES = 6
 _HEADINGS = (
@@ -68,11 +76,16 @@ def _nodes_lines(event: Event, names: Names) -> Iterator[str]:
 
 def problem_lines(run: Run, problems: Sequence[Problem] | None = None) -> Iterator[str]:
     """Problems, errors before warnings, each with its names and its hint; by default the run's."""
-    order = ("error", "warning", "info")
     found = run.problems if problems is None else problems
-    for problem in sorted(found, key=lambda problem: order.index(problem.level)):
+    yield from lines_of_problems(found, Names(run).path if found else str)
+
+
+def lines_of_problems(problems: Sequence[Problem], path: Callable[[int], str]) -> Iterator[str]:
+    """The same for nodes whose names ``path`` tells."""
+    order = ("error", "warning", "info")
+    for problem in sorted(problems, key=lambda problem: order.index(problem.level)):
         yield f"  {problem.level}: {problem.text}"
-        names = fold_names(_names_of(run, problem))
+        names = fold_names(map(path, problem.nodes))
         named = [name for name in names[:_MAX_NAMES] if name and name not in problem.text]
         if named:
             more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
@@ -83,21 +96,19 @@ def problem_lines(run: Run, problems: Sequence[Problem] | None = None) -> Iterat
 
 def problem_to_json(run: Run, problem: Problem) -> dict[str, object]:
     """``{level, check, text, hint, names, numbers}``."""
+    return problem_as_json(problem, Names(run).path if problem.nodes else str)
+
+
+def problem_as_json(problem: Problem, path: Callable[[int], str]) -> dict[str, object]:
+    """The same for nodes whose names ``path`` tells."""
     return {
         "level": problem.level,
         "check": problem.check,
         "text": problem.text,
         "hint": problem.hint,
-        "names": fold_names(_names_of(run, problem)),
+        "names": fold_names(map(path, problem.nodes)),
         "numbers": dict(problem.numbers),
     }
-
-
-def _names_of(run: Run, problem: Problem) -> list[str]:
-    if not problem.nodes:
-        return []
-    names = Names(run)
-    return [names.path(node) for node in problem.nodes]
 
 
 def _summary(run: Run) -> Iterator[str]:

@@ -253,6 +253,7 @@ class PassContext:
         if rule is not None:
             places.append(rule.where)
         error = kind(what, where=", ".join(places), why=why, fix=fix)
+        error.nodes = () if node is None else tuple(_ids(node))
         return error.found_by(check, names, numbers)
 
     # -- behind them -------------------------------------------------------------------------
