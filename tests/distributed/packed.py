@@ -1,0 +1,142 @@
+"""What ranks do with models whose fused projections are reordered: steps, saving, the way back."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.tensor import DTensor
+
+import hpx
+from hpx.errors import HpxError
+from hpx.runtime.record import Applied
+from tests.distributed.equality import deviation, no_casts, sharded_step, whole_step
+from tests.distributed.equality_models import MODELS, PADDING, VOCABULARY
+from tests.distributed.test_apply_cases import differences
+from tests.hpx.derive.models import family
+
+__all__ = ["PACKED", "packed_deviations", "saved", "there_and_back"]
+
+_NOISE = 1e-15
+_GPT2: dict[str, Any] = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+_NEOX: dict[str, Any] = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
+_PHI3: dict[str, Any] = {"pad_token_id": PADDING}
+_FALCON: dict[str, Any] = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
+_HEADS: dict[str, Any] = {"new_decoder_architecture": False, "multi_query": False}
+PACKED: dict[str, tuple[str, dict[str, Any]]] = {
+    "phi3": ("phi3", _PHI3),
+    "phi3, four kv heads": ("phi3", {**_PHI3, "num_key_value_heads": 4}),
+    "gpt2": ("gpt2", _GPT2),
+    "gpt_neox": ("gpt_neox", _NEOX),
+    "falcon by group": ("falcon", _FALCON),
+    "falcon by head": ("falcon", {**_FALCON, **_HEADS, "num_kv_heads": 4, "bias": True}),
+}
+"""Models with fused projections that are cut, and what is changed of their configs."""
+
+
+def built(name: str, dtype: torch.dtype = torch.float32) -> nn.Module:
+    base, changes = PACKED[name]
+    torch.manual_seed(0)
+    model: nn.Module = family(base, "cpu", vocab_size=VOCABULARY, **changes)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model.to(dtype)
+
+
+def applied_to(model: nn.Module, mesh: str, pipeline: str = "@run") -> Applied:
+    return hpx.apply(model, hpx.plan(model, mesh), mesh, pipeline, verify="full")
+
+
+def packed_deviations(
+    name: str, mesh: str, wrap: str | None = None, pipeline: str = "@run", repeat: int = 1
+) -> tuple[list[str], dict[str, float]]:
+    """The orders that were given, and deviations of a step from the unsharded one."""
+    said = hpx.plan(built(name), mesh).to_yaml().replace("repeat: 1,", f"repeat: {repeat},")
+    plan = hpx.ShardingPlan.from_text(said, "plan.yaml")
+    key = f"packed {name}"
+    MODELS[key] = (lambda: built(name), said)
+    number = hpx.MeshSpec.parse(mesh).size("dp", 1)
+    done = hpx.run(built(name), plan, mesh, pipeline)
+    orders = sorted({str(n.order) for n in done.graph.parameters() if n.order is not None})
+    with no_casts():
+        expected, found = whole_step(key, number), sharded_step(key, mesh, pipeline, wrap)
+    assert found.keys() <= expected.keys(), found.keys() - expected.keys()
+    far = {name: deviation(value, expected[name]) for name, value in found.items()}
+    noise = [name for name in far if expected[name].abs().max() < _NOISE]
+    return orders, {name: value for name, value in far.items() if name not in noise}
+
+
+def there_and_back(name: str, mesh: str, pipeline: str = "@run") -> list[str]:
+    """What differs after `hpx.apply` and `hpx.restore`: values, names, attributes, configs."""
+    model = built(name)
+    before = copy.deepcopy(model.state_dict())
+    integers = _integers(model)
+    configs = [getattr(module, "config", None) for module in model.modules()]
+    applied_to(model, mesh, pipeline)
+    faults = [] if name == "gpt_neox" or _integers(model) != integers else ["nothing was divided"]
+    hpx.restore(model)
+    faults += differences(model.state_dict(), before)
+    if _integers(model) != integers:
+        faults.append("integers")
+    after = [getattr(module, "config", None) for module in model.modules()]
+    if any(a is not b for a, b in zip(configs, after, strict=True)):
+        faults.append("configs")
+    return faults
+
+
+def _integers(model: nn.Module) -> list[dict[str, object]]:
+    return [
+        {
+            **{k: v for k, v in vars(module).items() if type(v) is int},
+            "heads": getattr(getattr(module, "config", None), "num_attention_heads", None),
+        }
+        for module in model.modules()
+    ]
+
+
+def saved(name: str, mesh: str, fsdp: bool) -> dict[str, Any]:
+    """What is said of a stock state dict, and whether hpx's own is that of the unsharded model."""
+    model = built(name)
+    before = copy.deepcopy(model.state_dict())
+    applied = applied_to(model, mesh)
+    if fsdp:
+        hpx.fully_shard(applied)
+    owner = next(
+        applied.run.graph.registered_path(node.parent)
+        for node in applied.run.graph.parameters()
+        if node.order is not None
+    )
+    order = next(n.order for n in applied.run.graph.parameters() if n.order is not None)
+    weight = model.get_submodule(owner).weight
+    assert isinstance(weight, DTensor)
+    return {
+        "stock": _said(model.state_dict),
+        "part": _said(model.get_submodule(owner).state_dict),
+        "distributed": _said(get_model_state_dict, model),
+        "gathered": _said(
+            get_model_state_dict, model, options=StateDictOptions(full_state_dict=True)
+        ),
+        "loaded": _said(model.load_state_dict, before),
+        "something else loaded": _said(model.load_state_dict, {}, strict=False),
+        "reordered": not torch.equal(_whole(weight), before[f"{owner}.weight"]),
+        "order": str(order),
+        "differences": differences(hpx.state_dict(model), before),
+        "again": differences(hpx.state_dict(model), before),
+    }
+
+
+def _whole(tensor: DTensor) -> Tensor:
+    return tensor.full_tensor().detach()
+
+
+def _said(function: Any, *args: Any, **kwargs: Any) -> str:
+    try:
+        function(*args, **kwargs)
+    except HpxError as error:
+        return str(error)
+    return ""

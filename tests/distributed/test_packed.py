@@ -1,0 +1,87 @@
+"""Fused projections that are reordered: a step, restore and saving, on gloo processes."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.distributed.packed import PACKED, packed_deviations, saved, there_and_back
+from tests.distributed.pool import Pool
+
+LIMIT = 1e-9
+"""Of ``max|a-b| / max|b|``, per tensor."""
+REORDERED = [name for name in PACKED if not name.startswith(("gpt_neox", "falcon"))]
+FOUR = [name for name in PACKED if name not in ("phi3", "falcon by group")]
+"""Those with four heads of each kind."""
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def _transformers() -> None:
+    pytest.importorskip("transformers")
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "mesh"),
+    [(name, 2, "tp=2") for name in PACKED] + [(name, 4, "tp=4") for name in FOUR],
+)
+def test_a_step_with_fused_projections_cut_equals_the_unsharded_one(
+    name: str, ranks: int, mesh: str, gloo: Pool
+) -> None:
+    for orders, found in gloo.run(packed_deviations, ranks, name, mesh):
+        assert bool(orders) == (name in REORDERED)
+        assert len(found) > 20
+        assert {key: far for key, far in found.items() if far > LIMIT} == {}
+
+
+@pytest.mark.parametrize("name", ["phi3", "gpt2"])
+def test_parts_that_are_declared_in_another_order_than_the_code_reads_show(
+    name: str, gloo: Pool
+) -> None:
+    for orders, found in gloo.run(packed_deviations, 2, name, "tp=2", None, "@run", 2):
+        assert orders == []
+        assert max(found.values()) > 1e-3
+
+
+@pytest.mark.parametrize("wrap", ["compile", "checkpoint of parts"])
+@pytest.mark.parametrize("name", ["phi3", "gpt2"])
+def test_a_step_compiled_or_checkpointed_equals_the_unsharded_one(
+    name: str, wrap: str, gloo: Pool
+) -> None:
+    for _, found in gloo.run(packed_deviations, 2, name, "tp=2", wrap):
+        assert {key: far for key, far in found.items() if far > LIMIT} == {}
+
+
+@pytest.mark.parametrize("wrap", [None, "fsdp"])
+@pytest.mark.parametrize("name", PACKED)
+def test_a_step_with_data_parallelism_on_top_equals_the_unsharded_one(
+    name: str, wrap: str | None, gloo: Pool
+) -> None:
+    for _, found in gloo.run(packed_deviations, 4, name, "dp=2,tp=2", wrap):
+        assert {key: far for key, far in found.items() if far > LIMIT} == {}
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_restore_gives_back_the_order_of_the_model_bit_for_bit(name: str, gloo: Pool) -> None:
+    for faults in gloo.run(there_and_back, 2, name, "tp=2"):
+        assert faults == []
+
+
+def test_what_stays_local_for_good_is_restored_in_the_order_of_the_model(gloo: Pool) -> None:
+    for faults in gloo.run(there_and_back, 2, "gpt2", "tp=2", "@run, localize{mode=permanent}"):
+        assert faults == []
+
+
+@pytest.mark.parametrize("fsdp", [False, True])
+@pytest.mark.parametrize("name", ["phi3", "gpt2"])
+def test_only_the_state_dict_of_hpx_is_given_and_it_has_the_order_of_the_model(
+    name: str, fsdp: bool, gloo: Pool
+) -> None:
+    for found in gloo.run(saved, 4, name, "dp=2,tp=2", fsdp):
+        assert found["reordered"]
+        for way in ("stock", "part", "distributed", "gathered"):
+            assert "use hpx.state_dict(model)" in found[way], way
+            assert found["order"] in found[way]
+        assert "load it before hpx.apply" in found["loaded"]
+        assert found["something else loaded"] == ""
+        assert (found["differences"], found["again"]) == ([], [])
