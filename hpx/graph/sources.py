@@ -20,6 +20,7 @@ from hpx.graph.from_files import (
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.json_file import read_json_object
 from hpx.graph.reading import FOR_RUNS, Reading
+from hpx.inert.pause import no_collection
 
 __all__ = ["open_for_viewing", "open_model"]
 
@@ -160,7 +161,8 @@ def _open_file(path: Path, text: str, reading: Reading) -> ModuleGraph:
 
 def _open_weights(path: Path, shown: str, source: str, reading: Reading) -> ModuleGraph:
     importer = graph_from_index if path.suffix == ".json" else graph_from_checkpoint
-    return importer(path, shown, source, reading)
+    with no_collection():
+        return importer(path, shown, source, reading)
 
 
 def _open_json(path: Path, text: str, reading: Reading) -> ModuleGraph:

@@ -23,14 +23,15 @@ __all__ = ["Archive", "Entry", "open_archive"]
 _END: Final = struct.Struct("<4s4H2LH")
 _END64_PLACE: Final = struct.Struct("<4sLQL")
 _END64: Final = struct.Struct("<4sQ2H2L4Q")
-_LISTED: Final = struct.Struct("<4s6H3L5H2L")
+# Mark, flags, method, sizes packed and unpacked, lengths of name, extra and note, place.
+_LISTED: Final = struct.Struct("<4s4x2H8x2L3H8xL")
 _HEADER: Final = struct.Struct("<4s5H3L2H")
 _STORED, _DEFLATED = 0, 8
 _FULL: Final = 0xFFFFFFFF
 _MOST_ENTRIES: Final = 5_000_000
 _HIGHEST_RATIO: Final = 200
 _LARGEST_READ: Final = 1 << 30
-_ODD: Final = ("..", "\\", "\0", ":")
+_ODD: Final = ("..", "\\", "\0", ":", "\n/")
 """What no name of an entry needs; a look at them takes less time than splitting every name."""
 
 
@@ -105,19 +106,43 @@ def open_archive(data: mmap, shown: str) -> Archive:
         raise TooLargeError(
             f"{shown} has too many parts", why=f"{count:,}, and {_MOST_ENTRIES:,} is the limit"
         )
-    directory = data[start : start + size]
-    entries: dict[str, Entry] = {}
-    position = 0
-    try:
-        for _ in range(count):
-            name, entry, position = _listed(directory, position, shown)
-            if name in entries:
-                raise _refused(shown, f"it has the entry {printable(name)!r} twice")
-            entries[name] = entry
-    except (struct.error, UnicodeDecodeError, IndexError):
-        raise damaged(shown, "its directory does not fit its bytes") from None
+    entries = _entries(data[start : start + size], count, shown)
     _check_places(entries, start, shown)
     return Archive(data, entries, shown)
+
+
+def _entries(directory: bytes, count: int, shown: str) -> dict[str, Entry]:
+    """What the directory lists, each name once."""
+    # One loop for all: a checkpoint has an entry for each of its 100,000 tensors.
+    entries: dict[str, Entry] = {}
+    record_at, record_size, make = _LISTED.unpack_from, _LISTED.size, tuple.__new__
+    position, end = 0, len(directory)
+    try:
+        for _ in range(count):
+            (mark, flags, method, packed, size, named, extra, noted, header) = record_at(
+                directory, position
+            )
+            start = position + record_size
+            name = str(directory[start : start + named], "utf-8")
+            position = start + named + extra + noted
+            if mark != b"PK\1\2" or position > end:
+                raise damaged(shown, "its directory does not fit its bytes")
+            if size == _FULL or packed == _FULL or header == _FULL:
+                more = directory[start + named : start + named + extra]
+                size, packed, header = _wide(more, size, packed, header)
+            if method or flags & 1 or packed != size:
+                _check_packing(name, flags, method, packed, size, shown)
+            if name in entries:
+                raise _refused(shown, f"it has the entry {printable(name)!r} twice")
+            entries[name] = make(Entry, (size, packed, method, header))
+    except (struct.error, UnicodeDecodeError):
+        raise damaged(shown, "its directory does not fit its bytes") from None
+    # One look at all names at once tells whether any needs a closer one.
+    everything = "\n".join(entries)
+    if everything.startswith("/") or any(odd in everything for odd in _ODD):
+        for name in entries:
+            _check_name(name, shown)
+    return entries
 
 
 def _directory_place(data: mmap, shown: str) -> tuple[int, int, int]:
@@ -137,29 +162,13 @@ def _directory_place(data: mmap, shown: str) -> tuple[int, int, int]:
     return count, size, start
 
 
-def _listed(directory: bytes, position: int, shown: str) -> tuple[str, Entry, int]:
-    """Name and entry of one record of the directory, and where the next record begins."""
-    record = _LISTED.unpack_from(directory, position)
-    mark, _, _, flags, method, _, _, _, packed, size, named, extra, noted = record[:13]
-    header = record[-1]
-    start = position + _LISTED.size
-    raw = directory[start : start + named]
-    position = start + named + extra + noted
-    if mark != b"PK\1\2" or position > len(directory):
-        raise struct.error
-    name = raw.decode("utf-8")
-    if _FULL in (size, packed, header):
-        more = directory[start + named : start + named + extra]
-        size, packed, header = _wide(more, size, packed, header)
-    if name.startswith("/") or any(odd in name for odd in _ODD):
-        _check_name(name, shown)
+def _check_packing(name: str, flags: int, method: int, packed: int, size: int, shown: str) -> None:
     if flags & 1:
         raise InputError(f"{shown} is encrypted", fix="save it without a password")
     if packed * _HIGHEST_RATIO < size - _HIGHEST_RATIO or (method == _STORED and packed != size):
         raise _refused(
             shown, f"{printable(name)!r} says that {packed:,} bytes unpack to {size:,}: a zip bomb"
         )
-    return name, Entry(size, packed, method, header), position
 
 
 def _wide(more: bytes, size: int, packed: int, header: int) -> tuple[int, int, int]:
@@ -191,11 +200,12 @@ def _check_name(name: str, shown: str) -> None:
 def _check_places(entries: dict[str, Entry], end: int, shown: str) -> None:
     """Refuse entries that lie over each other or over the directory."""
     free = 0
-    places = sorted((entry.header, entry.packed, name) for name, entry in entries.items())
+    places = sorted([(header, packed, name) for name, (_, packed, _, header) in entries.items()])
+    own = _HEADER.size
     for header, packed, name in places:
         if header < free:
             raise _refused(shown, f"{printable(name)!r} lies over the entry before it")
-        free = header + _HEADER.size + packed
+        free = header + own + packed
     if free > end:
         raise damaged(shown, f"{printable(places[-1][2])!r} reaches into the directory")
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from hpx.errors import HpxError, InputError, TooLargeError, UnsafeInputError
-from hpx.graph.nodes import item_size
 from hpx.inert.archive import Archive, damaged, open_archive
 from hpx.inert.errors import AbsurdError, DamagedError
 from hpx.inert.machine import Machine
@@ -110,9 +109,7 @@ class _Storages:
             return identity[1]  # the old format saves the source text of classes beside them
         storage = storage_from(identity)
         known = self.found.setdefault(storage.key, storage)
-        if known is not storage and known.count * item_size(known.dtype) != storage.count * (
-            item_size(storage.dtype)
-        ):
+        if known is not storage and known.bytes != storage.bytes:
             raise DamagedError(f"storage {storage.key!r} has two sizes")
         return storage
 
@@ -134,13 +131,14 @@ def _of_archive(archive: Archive, shown: str) -> Content:
     machine = Machine(archive.read(names[0]), 0, call_of, storages.persistent)
     root = run_pickle(machine, shown)
     folder = names[0].removesuffix("data.pkl")
+    entries, data = archive.entries, f"{folder}data/"
     for key, storage in storages.found.items():
-        entry = archive.entries.get(f"{folder}data/{key}")
-        expected = storage.count * item_size(storage.dtype)
-        if entry is None and storage.device != "meta":
-            raise damaged(shown, f"storage {key!r} is not in it")
-        if entry is not None and entry.size != expected:
-            raise _lying(shown, key, expected, entry.size)
+        entry = entries.get(data + key)
+        if entry is None:
+            if storage.device != "meta":
+                raise damaged(shown, f"storage {key!r} is not in it")
+        elif entry[0] != storage.bytes:
+            raise _lying(shown, key, storage.bytes, entry.size)
     return Content(root, list(machine.names.values()))
 
 
@@ -188,7 +186,7 @@ def _check_old_storages(
         count = int.from_bytes(data[start : start + _SIZE_BYTES], "little", signed=True)
         if count != storage.count:
             raise _lying(shown, storage.key, storage.count, count, "elements")
-        start += _SIZE_BYTES + count * item_size(storage.dtype)
+        start += _SIZE_BYTES + storage.bytes
         if start > len(data):
             raise damaged(shown, f"storage {key!r} is cut off")
     if left:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["DTYPES", "STORAGES"]
+from hpx.graph.nodes import item_size
+
+__all__ = ["DTYPES", "ITEM_SIZES", "STORAGES"]
 
 STORAGES: Final = {
     "DoubleStorage": "float64",
@@ -46,3 +48,5 @@ DTYPES: Final = frozenset(
     )
 )
 """Every dtype, without ``torch.``."""
+ITEM_SIZES: Final = {dtype: item_size(dtype) for dtype in DTYPES}
+"""Bytes of an element."""

@@ -13,15 +13,14 @@ __all__ = ["add_items", "call", "make", "set_items", "set_state", "text_of"]
 _LARGEST_KEY: Final = 1 << 48
 
 
-def text_of(data: bytes | mmap, start: int, size: int) -> str:
-    """The text in the next bytes; what is no UTF-8 shows as escapes."""
-    raw = data[start : start + size]
-    if len(raw) != size:
+def text_of(data: bytes | mmap, start: int, stop: int) -> str:
+    """The text between two places; what is no UTF-8 shows as escapes."""
+    if stop > len(data):
         raise DamagedError("it ends in the middle")
     try:
-        return str(raw, "utf-8")
+        return str(data[start:stop], "utf-8")
     except UnicodeDecodeError:
-        return str(raw, "utf-8", "backslashreplace")
+        return str(data[start:stop], "utf-8", "backslashreplace")
 
 
 def call(function: object, args: object) -> object:

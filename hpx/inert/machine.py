@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import gc
 import struct
 from collections.abc import Callable
 from mmap import mmap
@@ -19,6 +18,7 @@ from typing import Final
 from hpx.inert.effects import call, text_of
 from hpx.inert.errors import AbsurdError, DamagedError
 from hpx.inert.opcodes import RARE
+from hpx.inert.pause import no_collection
 from hpx.inert.values import Name
 
 __all__ = ["Machine"]
@@ -74,17 +74,13 @@ class Machine:
             DamagedError: It is cut off, or no pickler writes such a stream.
             AbsurdError: Its numbers are made to exhaust memory.
         """
-        collects = gc.isenabled()
-        gc.disable()  # a million values are made, and none of them dropped
         try:
-            return self._run()
+            with no_collection():
+                return self._run()
         except _BROKEN as error:
             if isinstance(error, IndexError) and self.position >= len(self.data):
                 raise DamagedError("it ends in the middle") from None
             raise DamagedError(f"byte {self.position}: it does not go on as pickles do") from None
-        finally:
-            if collects:
-                gc.enable()
 
     def name(self, module: str, name: str) -> Name:
         """The one value for a name."""
@@ -111,6 +107,7 @@ class Machine:
         # its own. 100,000 tensors are three million opcodes, and a call for each would double it.
         data, position = self.data, self.position
         stack, memo, limit = self.stack, self.memo, len(self.data)
+        persistent = self.persistent
         try:
             while True:
                 code = data[position]
@@ -135,27 +132,29 @@ class Machine:
                     if len(self.marks) > _DEEPEST:
                         raise AbsurdError(f"it nests values more than {_DEEPEST:,} deep")
                 elif code == 0x58:  # BINUNICODE
-                    size = _U32(data, position)[0]
-                    position += 4
-                    stack.append(text_of(data, position, size))
-                    position += size
+                    start = position + 4
+                    position = start + _U32(data, position)[0]
+                    stack.append(text_of(data, start, position))
                 elif code == 0x74:  # TUPLE
                     items = tuple(stack)
                     stack = self.marks.pop()
                     stack.append(items)
                 elif code == 0x52:  # REDUCE
                     args = stack.pop()
-                    stack[-1] = call(stack[-1], args)
+                    function = stack[-1]
+                    if type(function) is Name and type(args) is tuple:
+                        stack[-1] = function.call(args)
+                    else:
+                        stack[-1] = call(function, args)
                 elif code == 0x86:  # TUPLE2
                     second = stack.pop()
                     stack[-1] = (stack[-1], second)
                 elif code == 0x8C:  # SHORT_BINUNICODE
-                    size = data[position]
-                    position += 1
-                    stack.append(text_of(data, position, size))
-                    position += size
+                    start = position + 1
+                    position = start + data[position]
+                    stack.append(text_of(data, start, position))
                 elif code == 0x51:  # BINPERSID
-                    stack[-1] = self.persistent(stack[-1])
+                    stack[-1] = persistent(stack[-1])
                 elif code == 0x89:  # NEWFALSE
                     stack.append(False)
                 elif code == 0x29:  # EMPTY_TUPLE

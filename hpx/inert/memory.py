@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Final
 
 from hpx.errors import InputError, TooLargeError
-from hpx.graph.nodes import item_size
 from hpx.graph.overlap import View, overlap_error, overlaps
+from hpx.inert.dtypes import ITEM_SIZES
 from hpx.inert.values import Tensor
 
 __all__ = ["Memory", "check_bounds", "local_part"]
@@ -122,16 +122,16 @@ def check_bounds(tensor: Tensor, name: str) -> None:
     Raises:
         InputError: It does.
     """
-    storage = tensor.storage
-    if storage is None or tensor.strides is None or 0 in tensor.shape:
+    storage, strides = tensor.storage, tensor.strides
+    if storage is None or strides is None or 0 in tensor.shape:
         return
     reach = tensor.offset + 1
-    for size, step in zip(tensor.shape, tensor.strides, strict=True):
+    for size, step in zip(tensor.shape, strides, strict=True):
         reach += (size - 1) * step
     count = storage.count
     if tensor.dtype != storage.dtype:
-        reach *= item_size(tensor.dtype)
-        count *= item_size(storage.dtype)
+        reach *= ITEM_SIZES[tensor.dtype]
+        count = storage.bytes
     if reach > count:
         raise InputError(
             f"'{name}' {list(tensor.shape)} reaches behind the end of its storage",

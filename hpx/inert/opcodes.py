@@ -30,13 +30,17 @@ def _bytes(machine: Machine, size: int) -> bytes:
     return bytes(machine.data[start : start + size])
 
 
-def _line(machine: Machine) -> str:
+def _raw_line(machine: Machine) -> bytes:
     end = machine.data.find(b"\n", machine.position)
     if end < 0:
         raise DamagedError("it ends in the middle")
-    line = text_of(machine.data, machine.position, end - machine.position)
+    line = machine.data[machine.position : end]
     machine.position = end + 1
     return line
+
+
+def _line(machine: Machine) -> str:
+    return _raw_line(machine).decode("utf-8", "backslashreplace")
 
 
 # -- values ------------------------------------------------------------------------------------
@@ -70,23 +74,27 @@ def _long(width: int) -> Callable[[Machine], None]:
 
 
 def _quoted_line(machine: Machine) -> None:
-    line = _line(machine)
-    if len(line) < 2 or line[0] != line[-1] or line[0] not in "'\"":
+    line = _raw_line(machine)
+    if len(line) < 2 or line[:1] != line[-1:] or line[:1] not in (b"'", b'"'):
         raise DamagedError("it has text without its quotes")
-    machine.stack.append(line[1:-1].encode("latin-1", "replace").decode("unicode_escape"))
+    machine.stack.append(_decoded(line[1:-1], "unicode_escape"))
 
 
 def _text_line(machine: Machine) -> None:
-    line = _line(machine).encode("latin-1", "backslashreplace")
-    text = line.decode("raw_unicode_escape")
-    machine.stack.append(text.encode("utf-8", "backslashreplace").decode("utf-8"))
+    machine.stack.append(_decoded(_raw_line(machine), "raw_unicode_escape"))
+
+
+def _decoded(raw: bytes, how: str) -> str:
+    """Text from its escapes, where a half of a pair of surrogates stays an escape."""
+    text = raw.decode(how)
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _text(width: int) -> Callable[[Machine], None]:
     def push(machine: Machine) -> None:
-        size = _number(machine, width)
-        machine.stack.append(text_of(machine.data, machine.position, size))
-        machine.position += size
+        stop = _number(machine, width) + machine.position
+        machine.stack.append(text_of(machine.data, machine.position, stop))
+        machine.position = stop
 
     return push
 

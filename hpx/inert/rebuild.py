@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from hpx.inert.dtypes import DTYPES, STORAGES
+from hpx.inert.dtypes import DTYPES
 from hpx.inert.effects import set_items
 from hpx.inert.errors import DamagedError
 from hpx.inert.values import Bag, Name, Object, Storage, Tensor
@@ -27,7 +27,7 @@ def _sizes(value: object, what: str) -> tuple[int, ...]:
     if type(value) is not tuple or len(value) > _MOST_DIMS:
         raise DamagedError(f"a tensor's {what} is no tuple of at most {_MOST_DIMS} numbers")
     for size in value:
-        if type(size) is not int or not 0 <= size < _LARGEST:
+        if type(size) is not int or size < 0 or size >= _LARGEST:
             raise DamagedError(f"a tensor's {what} has something that is no size")
     return value
 
@@ -273,14 +273,13 @@ def storage_from(identity: object) -> Storage:
     """
     if type(identity) is not tuple or len(identity) not in (5, 6) or identity[0] != "storage":
         raise DamagedError("it refers to something outside of it that is no storage")
-    _, cls, key, device, count = identity[:5]
-    known = type(cls) is Name and cls.text.startswith("torch.")
-    dtype = STORAGES.get(cls.text.rpartition(".")[2]) if known else None
+    cls, key, device, count = identity[1:5]
+    dtype = cls.elements if type(cls) is Name else None
     if dtype is None:
         raise DamagedError("a storage's class is none of torch's")
     if type(key) is not str or type(device) is not str:
         raise DamagedError("a storage has no name")
-    if type(count) is not int or not 0 <= count < _LARGEST:
+    if type(count) is not int or count < 0 or count >= _LARGEST:
         raise DamagedError("a storage's size is no number")
     start = 0
     if len(identity) == 6 and identity[5] is not None:  # a view: its key, first element and size

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from hpx.inert.dtypes import ITEM_SIZES, STORAGES
+
 __all__ = ["Bag", "Name", "Object", "Opaque", "Storage", "Tensor"]
 
 
@@ -21,13 +23,17 @@ class Name:
         called: The stream calls it, and nothing harmless is known to be meant by that.
         made: It is the class of an object.
         patched: The stream sets attributes on it.
+        elements: If it is a class of storages: the dtype of their elements.
     """
 
-    __slots__ = ("call", "called", "made", "patched", "text")
+    __slots__ = ("call", "called", "elements", "made", "patched", "text")
 
     def __init__(self, text: str, call: Callable[[tuple[object, ...]], object] | None) -> None:
         self.text: Final = text
         self.call: Callable[[tuple[object, ...]], object] = call or self._unknown
+        self.elements: Final = (
+            STORAGES.get(text.rpartition(".")[2]) if text.startswith("torch.") else None
+        )
         self.called = False
         self.made = False
         self.patched = False
@@ -107,9 +113,10 @@ class Storage:
         count: How many elements.
         device: Where it was, such as ``cuda``.
         start: First element, of a view on a larger storage.
+        bytes: Its size.
     """
 
-    __slots__ = ("count", "device", "dtype", "key", "start")
+    __slots__ = ("bytes", "count", "device", "dtype", "key", "start")
 
     def __init__(self, key: str, dtype: str, count: int, device: str, start: int = 0) -> None:
         self.key: Final = key
@@ -117,6 +124,7 @@ class Storage:
         self.count: Final = count
         self.device: Final = device
         self.start: Final = start
+        self.bytes: Final = count * ITEM_SIZES[dtype]
 
 
 class Tensor:
