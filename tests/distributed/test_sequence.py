@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hpx.plan import ShardingPlan
-from hpx.runtime import boundaries, inputs, local, stream
+from hpx.runtime import boundaries, inputs, local, sequence
 from hpx.runtime.apply import apply
 from tests.distributed.derived import derived_deviations
 from tests.distributed.equality import batches, built, deviation, deviations, no_casts
@@ -106,9 +106,9 @@ def fault(what: str) -> AbstractContextManager[object]:
     if what == "gradients of norms are not summed":
         return mock.patch.object(local, "all_reduce_sum", lambda x, _group: x)
     if what == "inputs are gathered without a sum of their gradient":
-        return mock.patch.object(inputs, "gather_for_region", stream.leave_stream)
+        return mock.patch.object(inputs, "gather_for_region", sequence.leave_stream)
     assert what == "positions of this rank's part, not of the sum"
-    return mock.patch.object(boundaries, "sum_into_stream", stream.enter_stream)
+    return mock.patch.object(boundaries, "sum_into_stream", sequence.enter_stream)
 
 
 def faulty_deviations(what: str, name: str) -> dict[str, float]:
