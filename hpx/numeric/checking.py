@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from hpx.check.accept import refuse_errors
-from hpx.errors import InputError, TooLargeError, UsageError
+from hpx.errors import HpxError, InputError, TooLargeError, UsageError
 from hpx.mesh import MeshSpec
 from hpx.numeric.pool import LIMIT, PRELOAD, Pool, RanksFailedError, module_reference, reference
 from hpx.numeric.report import Blame, Report, blame, blame_module, figures_of
-from hpx.pipeline.textform import as_passes, format_pipeline
+from hpx.pipeline.textform import as_passes
 from hpx.plan import ShardingPlan
 from hpx.run import Run, run
 
@@ -140,6 +140,8 @@ def check_in(
     Raises:
         HpxError: A rank refused it, or time is over.
     """
+    from hpx.numeric.failing import ModuleFailedError
+
     end = time.monotonic() + timeout
     size = subject.run.mesh.world_size
 
@@ -150,7 +152,7 @@ def check_in(
         except RanksFailedError as error:
             if error.late and len(error.late) == len(error.ranks):
                 raise _timed_out(error, timeout) from None
-            if error.cause is not None:
+            if isinstance(error.cause, (HpxError, ModuleFailedError)):
                 raise error.cause from None
             raise InputError("a rank failed", why=str(error)) from None
 
@@ -235,7 +237,7 @@ def prepare(
         source=source,
         mesh=str(spec),
         plan=sharding.to_json(),
-        pipeline=format_pipeline(passes),
+        pipeline=_pickled(passes),
         modules=tuple(references),
         attention=attention,
         steps=steps,
@@ -283,6 +285,17 @@ def _check_size(done: Run) -> None:
             f" and this machine has {there / 2**30:,.0f} GiB",
             fix="shrink it (--shrink, shrink=True), or name a factory that builds a small one",
         )
+
+
+def _pickled(passes: Sequence[Pass]) -> bytes:
+    try:
+        return pickle.dumps(tuple(passes))
+    except Exception as error:  # noqa: BLE001 - whatever a pass has inside
+        raise UsageError(
+            "the passes cannot reach the other processes",
+            why=f"{type(error).__name__}: {error}",
+            fix="define them at the top level of a module",
+        ) from None
 
 
 def _modules_of(passes: Sequence[Pass], source: Source, model: object) -> Iterable[Reference]:

@@ -17,7 +17,7 @@ Side = Literal["unsharded", "sharded"]
 T = TypeVar("T")
 
 _CALL: Final = nn.Module._call_impl.__code__
-_TORCH: Final = str(Path(nn.__file__).parents[1])
+_NOT_THE_MODEL: Final = (str(Path(nn.__file__).parents[1]), str(Path(__file__).parent))
 
 
 class ModuleFailedError(Exception):
@@ -70,7 +70,7 @@ def _failed(side: Side, model: nn.Module, error: Exception) -> ModuleFailedError
         code, values = frame.tb_frame.f_code, frame.tb_frame.f_locals
         if code is _CALL and isinstance(values.get("self"), nn.Module):
             running = values["self"]
-        elif running is not None and not code.co_filename.startswith(_TORCH):
+        elif running is not None and not code.co_filename.startswith(_NOT_THE_MODEL):
             line = f"{_short(code.co_filename)}:{frame.tb_lineno}"
         frame = frame.tb_next
     text = " ".join("".join(traceback.format_exception_only(error)).split())[:400]

@@ -18,8 +18,10 @@ import torch
 from torch import Tensor
 
 from hpx.graph.graph import ModuleGraph
+from hpx.graph.nodes import TensorNode
 from hpx.numeric.measure import distance
 from hpx.numeric.recording import Call, Spot
+from hpx.projections import output_dim
 
 __all__ = ["Located", "Regions", "locate"]
 
@@ -53,19 +55,38 @@ class Regions:
 
     def __init__(self, graph: ModuleGraph) -> None:
         self.boundary: dict[str, str] = {}
+        self.columns: set[str] = set()
         for node in graph.modules():
             role = node.props.get("boundary")
             if isinstance(role, str):
                 self.boundary[graph.path(node.id)] = role
+        for tensor in graph.parameters():
+            if tensor.name == "weight" and _is_plain_column(graph, tensor):
+                self.columns.add(graph.path(tensor.parent))
 
     def inside(self, path: str) -> bool:
         """Whether the module stands inside a region."""
-        parts = path.split(".")
-        return any(".".join(parts[:length]) in self.boundary for length in range(1, len(parts)))
+        return self.around(path) is not None
 
-    def whole_output(self, path: str) -> bool:
+    def around(self, path: str) -> str | None:
+        """The outermost region that the module stands in."""
+        parts = path.split(".")
+        above = (".".join(parts[:length]) for length in range(1, len(parts)))
+        return next((one for one in above if one in self.boundary), None)
+
+    def shows(self, path: str) -> bool:
         """Whether what leaves the module is whole, or cut in a way that its shape shows."""
-        return not self.inside(path) or self.boundary.get(path) in _WHOLE
+        known = self.boundary.get(path) in _WHOLE or path in self.columns
+        return known or not self.inside(path)
+
+
+def _is_plain_column(graph: ModuleGraph, weight: TensorNode) -> bool:
+    """Whether a layer's outputs are cut, one rank's beside the next one's."""
+    if weight.layout is None or weight.lineage is not None or len(weight.shape) != 2:
+        return False
+    if getattr(weight, "order", None) is not None:  # packed: its rows are in another order
+        return False
+    return weight.layout.dim("tp") == output_dim(graph, weight)
 
 
 def locate(
@@ -126,7 +147,7 @@ class _Judge:
         path = spot.call.module
         inside = self.regions.inside(path)
         if spot.value.startswith("output"):
-            inside = not self.regions.whole_output(path)
+            inside = not self.regions.shows(path)
         scale = float(expected.abs().max()) if expected.numel() else 0.0
         if _is_gradient(spot):
             scale = max(scale, self.floor)
@@ -161,9 +182,15 @@ def _forward(judge: _Judge) -> Located | None:
     for spot in judge.expected:
         if spot.value != "output" or judge.verdicts[spot] != "differs":
             continue
+        module, inputs = spot.call.module, judge.spots(spot.call, "input")
         what = f"output {spot.name}" if spot.name else "its output"
-        located = Located("forward", spot.call.module, what, judge.by[spot])
-        if not judge.any("differs", judge.spots(spot.call, "input")):
+        region = judge.regions.around(module)
+        if region is not None and judge.any("unknown", inputs):
+            # What it is given may be wrong already: somewhere in the region, then.
+            what = f"what {module.removeprefix(f'{region}.')} makes of its parts"
+            module = region
+        located = Located("forward", module, what, judge.by[spot])
+        if not judge.any("differs", inputs):
             return located
         first = first or located
     return first

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from hpx.numeric.precision import KeepDouble
 from hpx.numeric.recording import Recorder, Spot
 from hpx.numeric.step import Batch, data_index, sharded_step, tie_as, whole_step
 from hpx.numeric.worker import Reference, load
+from hpx.pipeline.info import Pass
 from hpx.plan import ShardingPlan
 from hpx.runtime.apply import apply
 from hpx.runtime.record import Applied
@@ -37,7 +39,7 @@ class Case:
         source: The model.
         mesh: The mesh.
         plan: The plan, as JSON.
-        pipeline: Text form of the pipeline.
+        pipeline: The passes, as a pickle to be read when ``modules`` are there.
         modules: What has to be imported first: passes and classes of the person who checks.
         attention: An implementation of attention to choose in a model of transformers.
         steps: How many steps of AdamW.
@@ -50,7 +52,7 @@ class Case:
     source: Source
     mesh: str
     plan: Mapping[str, Any]
-    pipeline: str
+    pipeline: bytes
     modules: tuple[Reference, ...] = ()
     attention: str | None = None
     steps: int = 1
@@ -163,7 +165,8 @@ def _surroundings(case: Case) -> Iterator[None]:
 def _pair(case: Case) -> _Pair:
     built, twin = twins(case.source, case.attention)
     plan = ShardingPlan.from_json(case.plan)
-    applied = apply(twin, plan, case.mesh, case.pipeline, device_type="cpu")
+    passes: tuple[Pass, ...] = pickle.loads(case.pipeline)
+    applied = apply(twin, plan, case.mesh, passes, device_type="cpu")
     tie_as(built.model, applied)
     wrap: Callable[[nn.Module, Applied], nn.Module] | None = case.wrap and load(case.wrap)
     computed = twin if wrap is None else wrap(twin, applied)

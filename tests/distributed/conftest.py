@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import pytest
 
-from tests.distributed.pool import Pool
+from hpx.numeric.pool import PRELOAD, Pool
+
+SHARED = (*PRELOAD, "hpx.numeric.ranks")
+TRANSFORMERS = ("transformers.modeling_utils", "transformers.models.auto.modeling_auto")
 
 
 @pytest.fixture(scope="session")
 def gloo() -> Iterator[Pool]:
     """Up to 8 ranks: ``gloo.run(function, world_size, *args)`` gives the results in rank order."""
-    with Pool() as pool:
+    with Pool(8, (*SHARED, *(TRANSFORMERS if find_spec("transformers") else ()))) as pool:
         yield pool
 
 
