@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from typing import Final
 
 from hpx.errors import UsageError, nearest
 from hpx.graph.graph import ModuleGraph
@@ -12,7 +14,8 @@ from hpx.plan.automaton import RuleSet, State
 
 __all__ = ["matched_names", "matched_tensors"]
 
-_MAX_NAMES = 2000
+_MAX_NAMES: Final = 2000
+_NUMBER: Final = re.compile(r"(?<![^.])[0-9]+(?![^.])")
 
 
 def matched_tensors(graph: ModuleGraph, patterns: Sequence[str], option: str) -> set[int]:
@@ -96,19 +99,15 @@ def _refuse_unused(
 
 
 def _near(graph: ModuleGraph, pattern: str) -> list[str]:
-    """Names that look like the pattern: those next to where it stops matching, else any."""
+    """What looks like the pattern: names, or patterns of names that it comes furthest on."""
     if not set("*{[") & set(pattern):
         return graph.names_near(pattern)
     parsed = Pattern.parse(pattern)
-    reached: dict[int, list[str]] = {}
+    reached: dict[int, dict[str, None]] = {}
     for node in graph.walk():
         name = graph.path(node.id)
         progress = parsed.progress(name) if name else None
-        if progress is not None and len(names := reached.setdefault(progress.matched, [])) < (
-            _MAX_NAMES
-        ):
-            names.append(name)
-    if not reached:
-        return []
-    names = reached[max(reached)]
+        if progress is not None:
+            reached.setdefault(progress.matched, {})[_NUMBER.sub("*", name)] = None
+    names = list(reached[max(reached)])[:_MAX_NAMES] if reached else []
     return nearest(pattern, names, similarity=0.0)
