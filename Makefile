@@ -16,7 +16,7 @@ DEMO := build/demo
 # installed.
 export PYTHONSAFEPATH := 1
 
-.PHONY: help demo test lint types wheel pytest clean
+.PHONY: help demo test lint types wheel browser pytest clean
 
 help:
 	@echo "make demo    plan a 671B mixture of experts on 256 ranks, explain and draw it; files in $(DEMO)/"
@@ -59,7 +59,23 @@ wheel: $(VENV)/dependencies
 	@echo "== wheel"
 	@bash tests/smoke.sh $(BIN)/python
 
-pytest: $(VENV)/installed
+# The page of hpx-viz is tested in a real browser. Without one those tests are skipped, and say so.
+BROWSERS := chromium chromium-browser google-chrome google-chrome-stable chrome
+
+browser:
+	@for name in $(BROWSERS); do command -v $$name >/dev/null && exit 0; done; \
+	echo "== setting up a browser for the tests of the page (once)"; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		export DEBIAN_FRONTEND=noninteractive; \
+		{ apt-get update -qq && apt-get install -y -qq --no-install-recommends \
+			chromium fonts-dejavu-core; } >/dev/null || \
+		echo "== NO BROWSER: apt-get cannot install chromium; its tests will be skipped"; \
+	else \
+		echo "== NO BROWSER: install chromium (as root: apt-get install chromium);" \
+			"its tests will be skipped"; \
+	fi
+
+pytest: $(VENV)/installed browser
 	@echo "== tests"
 	$(BIN)/python -m pytest $(ARGS)
 

@@ -59,14 +59,7 @@ def view(target: Run | ModuleGraph | Subject, options: Options, *, picture: bool
         MeshError: The mesh has no such rank.
     """
     subject = prepare(target, options)
-    if options.rank is not None and subject.mesh is None:
-        raise UsageError(
-            f"what rank {options.rank} holds is not known",
-            why="there is no mesh",
-            fix="give a run, or a mesh and a plan",
-        )
-    if options.axis is not None:
-        _check_axis(subject, options.axis)
+    _check_rank_and_axis(subject, options)
     fold = "layout" if options.fold == "auto" else options.fold
     made = build_view(
         subject, fold=fold, root=options.root, rank=options.rank or 0, expand=options.expand
@@ -77,6 +70,17 @@ def view(target: Run | ModuleGraph | Subject, options: Options, *, picture: bool
     if not picture:
         return made
     return fit(made, options.max_nodes, None if options.depth is not None else _PICTURE_DEPTH)
+
+
+def _check_rank_and_axis(subject: Subject, options: Options) -> None:
+    if options.rank is not None and subject.mesh is None:
+        raise UsageError(
+            f"what rank {options.rank} holds is not known",
+            why="there is no mesh",
+            fix="give a run, or a mesh and a plan",
+        )
+    if options.axis is not None:
+        _check_axis(subject, options.axis)
 
 
 def _check_axis(subject: Subject, axis: str) -> None:
@@ -108,6 +112,7 @@ def draw(target: Run | ModuleGraph | Subject, format: Format, options: Options) 
     if format == "html":
         from hpx.render.page import page
 
+        _check_rank_and_axis(subject, options)
         return page(subject, options)
     if format == "json":
         from hpx.render.json_form import view_to_json

@@ -352,6 +352,11 @@ class Page:
             }})()"""
         )
 
+    def search(self, text: str) -> None:
+        """Put a text into the search of the page and wait for what it finds."""
+        self.choose("#search", text)
+        self.wait(f"document.querySelector('#count').dataset.query === {json.dumps(text)}")
+
     def allow_clipboard(self) -> None:
         """Let the page write the clipboard, and the test read it."""
         self._browser.call(

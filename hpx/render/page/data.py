@@ -13,7 +13,8 @@ from hpx.render.header import facts, token_meaning
 from hpx.render.matched import matched_names
 from hpx.render.more import more_facts, unmatched_rules, without_rule
 from hpx.render.options import Options
-from hpx.render.page.tables import KINDS, MARKS, Sums, Tables
+from hpx.render.page.forms import MARKS
+from hpx.render.page.tables import KINDS, Sums, Tables
 from hpx.render.placing import Placer
 from hpx.render.subject import Subject
 from hpx.render.viewmodel import Mark, View

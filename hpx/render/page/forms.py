@@ -15,8 +15,20 @@ from typing import Final, NamedTuple, TypeAlias, cast
 
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import ModuleNode, TensorNode
+from hpx.render.viewmodel import Mark
 
-__all__ = ["Column", "Forms", "Runs", "Table", "TensorFacts", "column", "runs"]
+__all__ = ["MARKS", "Column", "Forms", "Runs", "Table", "TensorFacts", "column", "runs"]
+
+MARKS: Final[tuple[Mark, ...]] = (
+    "unset",
+    "conflict",
+    "deviates",
+    "added",
+    "removed",
+    "changed",
+)
+"""Why something stands out; `TensorFacts.mark` is an index into it."""
+_COMPARED: Final = MARKS.index("added")
 
 Runs: TypeAlias = list[int | list[int]]
 Column: TypeAlias = int | Runs | dict[str, Runs]
@@ -209,7 +221,7 @@ def _structure(
         # those that a comparison found, and those that fold with none.
         number_of(
             (t[:4], t.by_layout)
-            if t.aliases >= 0 or t.was >= 0 or t.mark >= 0 or t.by_layout < 0
+            if t.aliases >= 0 or t.mark >= _COMPARED or t.by_layout < 0
             else t[:4],
             len(numbers),
         )

@@ -64,10 +64,11 @@ class Histories:
         if not own:
             return -1
         origins = self._made_from.get(node_id)
-        if origins:
-            others = {self._of.get(origin, ()) for origin in origins}
-            own = tuple(sorted({*own, *(seq for seqs in others for seq in seqs)}))
-        return self._histories.index(own)
+        if not origins:
+            return self._histories.index((own, ()))
+        others = {self._of.get(origin, ()) for origin in origins}
+        inherited = {seq for seqs in others for seq in seqs}.difference(own)
+        return self._histories.index((own, tuple(sorted(inherited))))
 
     def lineage(self, node: TensorNode) -> str:
         """How a derived tensor is computed from the model's own; empty for an original one."""
@@ -76,15 +77,19 @@ class Histories:
         return describe(node.lineage, self._run.entry.path)
 
     def to_json(self) -> dict[str, object]:
-        """``{histories, events}``; a history is the numbers of its events in the list of them."""
-        used = sorted({seq for seqs in self._histories.values for seq in cast(Sequence[int], seqs)})
+        """``{histories, inherited, events}``.
+
+        A history is the places of its events in the list of them; which of these are about what it
+        is made of, or about a name that it took over, is in ``inherited``.
+        """
+        both = cast("list[tuple[tuple[int, ...], tuple[int, ...]]]", self._histories.values)
+        used = sorted({seq for own, others in both for seq in (*own, *others)})
         place = {seq: index for index, seq in enumerate(used)}
         by_seq = {event.seq: event for event in self._events}
         names = Names(self._run) if self._run is not None else None
         return {
-            "histories": [
-                [place[seq] for seq in cast(Sequence[int], seqs)] for seqs in self._histories.values
-            ],
+            "histories": [[place[seq] for seq in sorted((*own, *others))] for own, others in both],
+            "inherited": [[place[seq] for seq in others] for _, others in both],
             "events": [_told(by_seq[seq], names) for seq in used],
         }
 

@@ -122,11 +122,16 @@ function fill(element, row) {
   element.replaceChildren(...cells);
 }
 
+/** What the heads of the columns leave; they stay on top. */
+function heightInSight() {
+  return scroll.clientHeight - byId('columns').offsetHeight;
+}
+
 /** Make the elements of the rows in sight, and no others. */
 function draw() {
   const top = scroll.scrollTop;
   const from = Math.max(0, Math.floor(top / ROW_HEIGHT) - BEYOND);
-  const to = Math.min(rows.length, Math.ceil((top + scroll.clientHeight) / ROW_HEIGHT) + BEYOND);
+  const to = Math.min(rows.length, Math.ceil((top + heightInSight()) / ROW_HEIGHT) + BEYOND);
   for (const [index, element] of elements) {
     if (index >= from && index < to) continue;
     element.remove();
@@ -185,7 +190,7 @@ function choose(row) {
     const element = one && elements.get(one.index);
     if (element) fill(element, one);
   }
-  const top = row.index * ROW_HEIGHT, height = scroll.clientHeight;
+  const top = row.index * ROW_HEIGHT, height = heightInSight();
   if (top < scroll.scrollTop) scroll.scrollTop = top;
   else if (top + ROW_HEIGHT > scroll.scrollTop + height) scroll.scrollTop = top + ROW_HEIGHT - height;
   draw();
@@ -204,10 +209,13 @@ function drawColumns() {
     shape: Math.max(18, ...DATA.shapes.map((shape) => shapeText(shape).length)),
     dtype: Math.max(5, ...DATA.dtypes.map((dtype) => dtype[1].length)) + (T.trained.every((is) => is) ? 0 : 7),
     layout: Math.max(11, ...DATA.layouts.map((layout) => layout.token.length)),
-    local: 14, bytes: 10,
+    local: 13, bytes: 10,
     pass: Math.max(10, ...DATA.passes.map((pass) => pass.length)),
   };
-  widths.local = Math.min(widths.shape, 26);
+  for (let form = 0; form < T.count; form++) {
+    const local = T.layout[form] < 0 ? null : localShape(form, state.rank);
+    if (local) widths.local = Math.max(widths.local, shapeText(local).length);
+  }
   const tracks = COLUMNS.map(([name]) => `${Math.min(widths[name], 30) + 1}ch`);
   byId('table').style.setProperty('--columns', `minmax(16rem, var(--name)) ${tracks.join(' ')}`);
   const least = COLUMNS.reduce((sum, [name]) => sum + Math.min(widths[name], 30) + 1, 0);

@@ -11,6 +11,7 @@ function say(text) {
 /** How many rows there are, and how much a search has found. */
 function drawCount(found) {
   const unique = M.parameters[rootForm];
+  byId('count').dataset.query = state.query;
   byId('count').textContent = state.query
     ? `${counted(found, 'name')} found, ${counted(rows.length, 'row')}`
     : `${counted(rows.length, 'row')} for ${counted(unique, 'parameter')}`;
@@ -47,7 +48,7 @@ function goTo(path) {
   if (!row) return;
   const shown = rows.find((one) => one.rep === row.rep);
   choose(shown);
-  scroll.scrollTop = Math.max(0, shown.index * ROW_HEIGHT - scroll.clientHeight / 3);
+  scroll.scrollTop = Math.max(0, shown.index * ROW_HEIGHT - heightInSight() / 3);
   draw();
   showPanel(shown, Math.max(0, placesOf(shown).indexOf(place)));
 }
@@ -89,7 +90,7 @@ const KEYS = {
 };
 
 function pageOf() {
-  return Math.max(1, Math.floor(scroll.clientHeight / ROW_HEIGHT) - 1);
+  return Math.max(1, Math.floor(heightInSight() / ROW_HEIGHT) - 1);
 }
 
 tree.addEventListener('keydown', (event) => {

@@ -193,19 +193,20 @@ function placeOf(path) {
     if (!path.startsWith(DATA.prefix + '.')) return -1;
     rest = path.slice(DATA.prefix.length + 1);
   }
-  const find = (place, text) => {
+  if (rest === '') return 0;
+  // A name may have dots in it, and a wrapper has none: several ways may have to be tried.
+  const todo = [[0, rest]];
+  while (todo.length) {
+    const [place, text] = todo.pop();
     for (let child = place + 1; child < end[place]; child = end[child]) {
       const name = nameAt(child);
       if (text === name && name !== '') return child;
       if (kindOf[child] !== MODULE) continue;
-      const below = name === '' ? text : text.startsWith(name + '.') ? text.slice(name.length + 1) : null;
-      if (below === null) continue;
-      const found = find(child, below);
-      if (found >= 0) return found;
+      if (name === '') todo.push([child, text]);
+      else if (text.startsWith(name + '.')) todo.push([child, text.slice(name.length + 1)]);
     }
-    return -1;
-  };
-  return rest === '' ? 0 : find(0, rest);
+  }
+  return -1;
 }
 
 /** Whether there is anything to show at or below a place. */

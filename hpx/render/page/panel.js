@@ -262,10 +262,11 @@ function historyParts(history) {
   if (!DATA.histories.length) return [];
   const seqs = history < 0 ? [] : DATA.histories[history];
   if (!seqs.length) return [section('History', make('p', '', 'No pass did anything to it.'))];
+  const inherited = new Set(DATA.inherited[history]);
   const last = new Map();
   for (const number of seqs) {
     const [, , , kind, key] = DATA.events[number];
-    if (kind === 'set') last.set(key, number);
+    if (kind === 'set' && !inherited.has(number)) last.set(key, number);
   }
   const list = make('ol', 'history');
   for (const number of seqs) {
@@ -273,7 +274,10 @@ function historyParts(history) {
     const item = make('li', kind);
     item.append(make('span', 'step', `step ${step}`), make('strong', '', printable(pass)),
       make('span', 'what', printable(text)));
-    if (kind === 'set' && last.get(key) !== number) {
+    if (inherited.has(number)) {
+      item.classList.add('inherited');
+      item.append(make('span', 'badge', 'what it is made of'));
+    } else if (kind === 'set' && last.get(key) !== number) {
       item.classList.add('overridden');
       const by = DATA.events[last.get(key)];
       item.append(make('span', 'badge', `overridden in step ${by[1]} by ${printable(by[2])}`));

@@ -11,7 +11,7 @@ from hpx.graph.nodes import ModuleNode, TensorNode, TensorSpec, item_size
 from hpx.layout import Layout
 from hpx.lineage import Stack
 from hpx.plan import Rule
-from hpx.render.page.forms import Forms, Table, TensorFacts
+from hpx.render.page.forms import MARKS, Forms, Table, TensorFacts
 from hpx.render.page.history import Histories
 from hpx.render.placing import Placer, Placing
 from hpx.render.subject import Decision, Subject
@@ -19,17 +19,9 @@ from hpx.render.tied import below_shared
 from hpx.render.viewmodel import Mark, Totals
 from hpx.render.words import short_dtype
 
-__all__ = ["KINDS", "MARKS", "Sums", "Tables"]
+__all__ = ["KINDS", "Sums", "Tables"]
 
 KINDS: Final = ("parameter", "buffer", "tensor")
-MARKS: Final[tuple[Mark, ...]] = (
-    "unset",
-    "conflict",
-    "deviates",
-    "added",
-    "removed",
-    "changed",
-)
 _REMOVED: Final = MARKS.index("removed")
 
 

@@ -141,6 +141,7 @@ let topRows = null;
 /** Forget how things fold: after a switch or a search. */
 function refold() {
   groupsAt = new Map();
+  flatAt = new Map();
   topRows = null;
 }
 
@@ -170,17 +171,25 @@ function groupsOf(rep) {
   return groups;
 }
 
+let flatAt = new Map();  // whether a module is flat, as far as it is known
+
 /** Whether a module is rows of the one above: it holds a few tensors, or one such module. */
 function isFlat(rep) {
-  for (let depth = 0; ; depth++) {
-    if (kindOf[rep] !== MODULE) return depth > 0;
+  const chain = [];
+  let flat = flatAt.get(rep);
+  while (flat === undefined) {
+    chain.push(rep);
     const groups = groupsOf(rep);
     const inner = groups.filter((group) => kindOf[group.rep] === MODULE);
-    if (!groups.length) return false;
-    if (!inner.length) return groups.length <= FLAT;
-    if (groups.length > 1) return false;
-    rep = inner[0].rep;
+    if (inner.length && groups.length === 1) {
+      rep = inner[0].rep;
+      flat = flatAt.get(rep);
+    } else {
+      flat = groups.length > 0 && !inner.length && groups.length <= FLAT;
+    }
   }
+  for (const one of chain) flatAt.set(one, flat);
+  return flat;
 }
 
 function isBoxed(group) {
@@ -191,34 +200,38 @@ function joined(prefix, name) {
   return prefix && name ? `${prefix}.${name}` : prefix || name;
 }
 
+/** Whether a module has no row of its own: what is below it stands in its place. */
+function isMerged(group) {
+  if (kindOf[group.rep] !== MODULE) return false;
+  if (isFlat(group.rep)) return true;
+  const below = groupsOf(group.rep);
+  if (below.length === 1) return isBoxed(below[0]);
+  return below.length > 0 && below.length <= MOST_VARIANTS && below.every((one) => one.numbered && isBoxed(one));
+}
+
 /** The rows directly below a row; null for the root. */
 function childRows(row) {
   const known = row ? row.children : topRows;
   if (known) return known;
   const found = [];
-  const add = (rep, prefix, members, count) => {
-    for (const group of groupsOf(rep)) {
-      const label = joined(prefix, group.name);
-      const times = members * group.members.length, all = count * group.members.length;
-      if (kindOf[group.rep] === MODULE && isFlat(group.rep)) {
-        add(group.rep, label, times, all);
-        continue;
-      }
-      if (kindOf[group.rep] === MODULE) {
-        const below = groupsOf(group.rep);
-        const onlyLists = below.length <= MOST_VARIANTS && below.every((one) => one.numbered && isBoxed(one));
-        if (below.length && (onlyLists || (below.length === 1 && isBoxed(below[0])))) {
-          add(group.rep, label, times, all);
-          continue;
-        }
-      }
+  // What is merged into a label may be as deep as the model: the open groups are a list.
+  const todo = [];
+  const open = (rep, prefix, members, count) => {
+    for (const group of groupsOf(rep).slice().reverse()) todo.push({group, prefix, members, count});
+  };
+  open(row ? row.rep : 0, '', 1, row ? row.count : 1);
+  while (todo.length) {
+    const {group, prefix, members, count} = todo.pop();
+    const label = joined(prefix, group.name);
+    const times = members * group.members.length, all = count * group.members.length;
+    if (isMerged(group)) open(group.rep, label, times, all);
+    else {
       found.push({
         rep: group.rep, label, members: times, count: all,
         parent: row, depth: row ? row.depth + 1 : 0, children: null, places: null, facts: null,
       });
     }
-  };
-  add(row ? row.rep : 0, '', 1, row ? row.count : 1);
+  }
   if (state.sort === 'bytes') found.sort((a, b) => factsOf(b).bytes - factsOf(a).bytes);
   if (state.sort === 'name') found.sort((a, b) => (a.label < b.label ? -1 : a.label > b.label ? 1 : 0));
   found.forEach((child, index) => { child.position = index + 1; child.siblings = found.length; });
