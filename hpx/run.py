@@ -364,6 +364,7 @@ def run(
         schedule=result.schedule.to_json(),
         facts=result.facts,
         problems=[
+            *_of_pipeline(passes),
             *(Problem("warning", (), text, "", "schedule") for text in result.schedule.warnings),
             *result.problems,
             *run_checks(result.graph, plan, mesh),
@@ -373,6 +374,12 @@ def run(
         entry=graph,
         graph=result.graph,
     )
+
+
+def _of_pipeline(passes: Sequence[object]) -> Iterator[Problem]:
+    if not passes:
+        text = "the pipeline is empty: no pass ran, and nobody decided anything"
+        yield Problem("warning", (), text, "leave it out for @default", "schedule")
 
 
 def _no_run(path: str | Path, why: str) -> InputError:

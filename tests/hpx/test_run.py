@@ -218,3 +218,10 @@ def test_without_any_mesh_the_error_says_where_to_write_one(moe_run: Run) -> Non
     plan = ShardingPlan(moe_run.plan.params, default="replicate")
     with pytest.raises(PlanError, match=r"the plan names no mesh.*write mesh: dp=2,tp=4"):
         run(moe_run.entry, plan)
+
+
+def test_an_empty_pipeline_is_a_warning(moe_graph: ModuleGraph, moe: Run) -> None:
+    empty = run(moe_graph, moe.plan, "dp=2,tp=2,ep=4", "")
+    assert empty.problems[0].level == "warning"
+    assert "the pipeline is empty" in empty.problems[0].text
+    assert not any("the pipeline is empty" in problem.text for problem in moe.problems)
