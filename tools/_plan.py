@@ -27,6 +27,11 @@ def write(
 
         graph = open_model(model)
         found = planned(graph, spec, given)
+    if spec.size("tp", 1) > 1 and not any(rule.layout.shards for rule in found.params):
+        tell(
+            f"hpx: warning: nothing of {model} is cut on {spec}: each rule says why; the plan runs,"
+            " and every rank of tp would hold and compute the same"
+        )
     from hpx.tools._tables import emit_json, emit_text
 
     if output is not None:
@@ -59,8 +64,9 @@ def check(
         from hpx.tools._check import check_plan
 
         graph, module, inputs = open_with_model(model)
-        code = module if prove else None
-        result = check_plan(graph, *request, passes, progress.step, model=code, inputs=inputs)
+        result = check_plan(
+            graph, *request, passes, progress.step, model=module, inputs=inputs, proving=prove
+        )
         params = result.matching(pattern)
         other = list(differences(graph, params, request[1]))
     from hpx.tools._tables import Block, emit_report, json_text, plain_report

@@ -272,10 +272,12 @@ class _Attention:
         if not q:
             own = [f"{n} = {v}" for n, v in self.module.spec.attributes if v > 1]
             more = f" ({', '.join(own)} may count them)" if own else ""
-            yield (
-                f"how many heads it has is not known{more}; cut q, k, v and o and declare the count"
-                " under heads: if you know it"
-            )
+            if self.graph.has_structure:
+                way = "cut q, k, v and o and declare the count under heads: if you know it"
+            else:
+                way = "names and shapes do not tell; keep the config.json beside the file, or plan"
+                way += " on the model itself"
+            yield f"how many heads it has is not known{more}; {way}"
             return
         counts = {"heads": q, "kv heads": kv or q}
         bad = {n: v for n, v in counts.items() if v % tp and not (n == "kv heads" and kv == q)}

@@ -43,6 +43,8 @@ class Proof:
         if self.distinct == 0 and not self.unproven:
             said = "shapes: nothing to prove, no region is cut on tp"
             return f"{said}; {self.experts}" if self.experts else said
+        if self.distinct == 0:
+            return f"shapes unproven: {self.unproven}"
         said = f"shapes {self.status}: {done} ran with the shapes of one rank"
         if self.unproven:
             said += f"; {self.unproven}"

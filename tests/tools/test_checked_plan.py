@@ -125,3 +125,27 @@ def test_a_checkpoint_is_checked_without_torch(folder: Path) -> None:
         [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True
     )
     assert (done.returncode, "a rank holds" in done.stdout) == (0, True), done.stderr
+
+
+def test_a_checkpoint_has_no_code_and_its_shapes_are_unproven(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tensors = {f"attn.{name}.weight": torch.zeros(32, 32) for name in "qkvo"}
+    save_file(tensors, folder / "model.safetensors")
+    capsys.readouterr()
+    main(["plan", "model.safetensors", "--check", "plan.yaml"])
+    said = "shapes unproven: it was read from files, and has no code to run"
+    assert said in capsys.readouterr().out
+    main(["plan", "model.safetensors", "--check", "plan.yaml", "--no-prove"])
+    out = capsys.readouterr().out
+    assert "a rank holds" in out
+    assert "shapes unproven" not in out
+
+
+def test_problems_as_json_have_a_check_and_numbers(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    problems = as_json(capsys, "wrong")["problems"]
+    shapes = next(problem for problem in problems if problem["check"] == "shapes")
+    assert shapes["numbers"] == {"n": 8}
+    assert all(set(p) >= {"level", "check", "text", "hint", "names", "numbers"} for p in problems)

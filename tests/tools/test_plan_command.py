@@ -52,6 +52,26 @@ def test_a_plan_without_a_mesh_is_wrong_use(capsys: pytest.CaptureFixture[str]) 
     assert "there is no mesh" in err
 
 
+def test_a_plan_that_cuts_nothing_says_so_and_runs(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    code = "from torch import nn\ndef norms(): return nn.Sequential(nn.LayerNorm(8))\n"
+    (tmp_path / "nothing_to_cut.py").write_text(code)
+    plan = tmp_path / "plan.yaml"
+    model = "nothing_to_cut:norms"
+    code_, _, err = hpx(capsys, "plan", model, "--mesh", "tp=2", "-o", plan)
+    assert code_ == 0
+    assert f"warning: nothing of {model} is cut on tp=2: each rule says why" in err
+    code_, out, _ = hpx(capsys, "run", model, "--plan", plan)
+    assert code_ == 0
+    assert "0 of 2 parameters sharded, and tp is 2: rules say of all that they are whole" in out
+
+
+def test_a_plan_that_cuts_something_has_no_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "warning" not in hpx(capsys, "plan", MODEL, "--mesh", MESH)[2]
+
+
 def test_a_dictionary_of_parallelize_module_is_translated(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

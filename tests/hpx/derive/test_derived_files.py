@@ -47,7 +47,8 @@ def test_names_alone_do_not_say_how_many_heads_there_are(tmp_path: Path) -> None
     plan = hpx.plan(tmp_path / "model.pt", "tp=2")
     (rule,) = [rule for rule in plan.params if rule.pattern == Q]
     assert str(rule.layout) == "R"
-    assert "how many heads it has is not known" in (rule.reason or "")
+    assert "how many heads it has is not known; names and shapes do not tell" in (rule.reason or "")
+    assert "keep the config.json beside the file" in (rule.reason or "")
 
 
 def test_transposed_layers_of_a_checkpoint_are_cut_on_their_outputs(tmp_path: Path) -> None:
