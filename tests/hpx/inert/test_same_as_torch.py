@@ -157,7 +157,8 @@ def state_dicts(draw: st.DrawFn) -> StateDict:
     content: StateDict = {}
     for number in range(draw(st.integers(1, 6))):
         earlier = list(content.values())
-        if earlier and draw(st.booleans()):
+        again = draw(st.booleans())
+        if earlier and again:
             tensor = earlier[draw(st.integers(0, len(earlier) - 1))]
             rows = draw(st.integers(0, tensor.shape[0])) if tensor.dim() else 0
             tensor = tensor if draw(st.booleans()) or not rows else tensor[rows:]
