@@ -103,6 +103,12 @@ class Diff:
             "changes": [change.to_json() for change in self.changes],
         }
 
+    def _repr_html_(self) -> str:
+        """What differs as a table, for notebooks."""
+        from hpx.render.notebook import html_of_diff
+
+        return html_of_diff(self)
+
     def __str__(self) -> str:
         if not self:
             return "no difference"

@@ -194,6 +194,12 @@ class Run:
 
         return render(self, Path(path), **options)
 
+    def _repr_html_(self) -> str:
+        """The folded picture, for notebooks."""
+        from hpx.render.notebook import html_of_run
+
+        return html_of_run(self)
+
     # -- fingerprints ------------------------------------------------------------------------
 
     @cached_property

@@ -363,3 +363,9 @@ class ModuleGraph:
         from hpx.render import graph_to_dot
 
         return graph_to_dot(self, **options)
+
+    def _repr_html_(self) -> str:
+        """The folded picture, for notebooks."""
+        from hpx.render.notebook import html_of_graph
+
+        return html_of_graph(self)

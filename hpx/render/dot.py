@@ -9,7 +9,7 @@ from hpx.render.caption import header_label
 from hpx.render.labels import LabelMaker
 from hpx.render.options import ColorBy
 from hpx.render.paint import Paint
-from hpx.render.palette import ALERT
+from hpx.render.palette import ALERT, CHANGES
 from hpx.render.shape import Arrangement, Direction, arrange
 from hpx.render.viewmodel import View
 
@@ -89,13 +89,15 @@ def _add_nodes(
 
 def _add_edges(dot: graphviz.Digraph, view: View, node_of: list[str]) -> None:
     """One edge from a box to each node below, coloured where something below stands out."""
+    compared = any(row.mark in CHANGES for row in view.rows())
+    color = CHANGES["changed"] if compared else ALERT
     for box in view.boxes:
         below: dict[str, bool] = {}
         for index in box.below:
             node = node_of[index]
             below[node] = below.get(node, False) or view.boxes[index].alert
         for node, alert in below.items():
-            attributes = {"color": ALERT.hex, "penwidth": "2"} if alert else {}
+            attributes = {"color": color.hex, "penwidth": "2"} if alert else {}
             dot.edge(node_of[box.index], node, **attributes)
 
 

@@ -218,7 +218,8 @@ class LabelMaker:
         elif not row.requires_grad:
             found.append(small("frozen"))
         if row.was:
-            found.append(small(f"was {shorten(row.was, 40)}"))
+            first, _, rest = row.was.partition(", ")
+            found.append(small(f"was {shorten(first, 40)}{' ...' if rest else ''}"))
         if row.ties:
             more = f" +{len(row.ties) - 1}" if len(row.ties) > 1 else ""
             found.append(small(f"tied to {shorten(row.ties[0], 28)}{more}"))
