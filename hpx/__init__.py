@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from hpx.run import Run, run
     from hpx.runtime.apply import apply
     from hpx.runtime.data_parallel import clip_grad_norm_, fully_shard
+    from hpx.runtime.load import load_state_dict
     from hpx.runtime.record import Applied
     from hpx.runtime.restore import restore, state_dict
     from hpx.runtime.ties import to_empty
@@ -80,6 +81,7 @@ __all__ = [
     "check",
     "clip_grad_norm_",
     "fully_shard",
+    "load_state_dict",
     "plan",
     "restore",
     "run",
@@ -93,6 +95,7 @@ _HOME: Final = {
     "check": "hpx.numeric.checking",
     "clip_grad_norm_": "hpx.runtime.data_parallel",
     "fully_shard": "hpx.runtime.data_parallel",
+    "load_state_dict": "hpx.runtime.load",
     "restore": "hpx.runtime.restore",
     "state_dict": "hpx.runtime.restore",
     "to_empty": "hpx.runtime.ties",

@@ -78,19 +78,6 @@ class Order(NamedTuple):
                 yield start, start + step
             before += step
 
-    def named(self, wanted: Range) -> str:
-        """The part that a range of the dim before lies in, with the range inside it: ``q[0:64]``.
-
-        >>> Order(0, (("q", 4), ("k", 2), ("v", 2)), 2).named((4, 5))
-        'k[0:1]'
-        """
-        start = 0
-        for name, size in self.parts:
-            if start <= wanted[0] and wanted[1] <= start + size:
-                return f"{name}[{wanted[0] - start}:{wanted[1] - start}]"
-            start += size
-        return f"[{wanted[0]}:{wanted[1]}]"
-
     def to_json(self) -> dict[str, object]:
         """``{dim, parts: [[name, size], ...], pieces}``."""
         return {

@@ -2,8 +2,8 @@
 
 A stock state dict would save that order under the names of the model, and a stock one that is
 loaded would put the model's order where the other is expected; nothing in the shapes tells. So both
-are refused by the module that owns such a parameter. `hpx.state_dict` gives the original order, and
-`hpx.restore` takes the guards off.
+are refused by the module that owns such a parameter. `hpx.state_dict` and `hpx.load_state_dict` know
+the model's order, and `hpx.restore` takes the guards off.
 """
 
 from __future__ import annotations
@@ -62,5 +62,5 @@ class _Guard:
                     "a state dict has its rows in the order of the model",
                     where=said,
                     why="pack-fused reordered its packed dim on the ranks",
-                    fix="load it before hpx.apply, or after hpx.restore(model)",
+                    fix="use hpx.load_state_dict(model, state)",
                 )

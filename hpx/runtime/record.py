@@ -72,6 +72,7 @@ class Applied:
                     "shape": list(node.shape),
                     "dtype": node.spec.dtype,
                     "localized": node.props.get("localized"),
+                    "order": None if node.order is None else node.order.to_json(),
                 }
                 found.update(dict.fromkeys(graph.paths(node.id), entry))
         return found

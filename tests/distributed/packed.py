@@ -122,12 +122,25 @@ def saved(name: str, mesh: str, fsdp: bool) -> dict[str, Any]:
             get_model_state_dict, model, options=StateDictOptions(full_state_dict=True)
         ),
         "loaded": _said(model.load_state_dict, before),
+        "loaded by hpx": [] if fsdp else _loaded(model, before),
         "something else loaded": _said(model.load_state_dict, {}, strict=False),
         "reordered": not torch.equal(_whole(weight), before[f"{owner}.weight"]),
         "order": str(order),
         "differences": differences(hpx.state_dict(model), before),
         "again": differences(hpx.state_dict(model), before),
     }
+
+
+def _loaded(model: nn.Module, before: dict[str, Tensor]) -> list[str]:
+    """What differs after other values were loaded, and then the first ones again."""
+    other = {name: torch.randn_like(value) for name, value in before.items()}
+    for tied in ("lm_head.weight", "transformer.wte.weight"):
+        if "transformer.wte.weight" in other:
+            other[tied] = other["transformer.wte.weight"]
+    hpx.load_state_dict(model, other)
+    faults = differences(hpx.state_dict(model), other)
+    hpx.load_state_dict(model, before)
+    return faults
 
 
 def _whole(tensor: DTensor) -> Tensor:

@@ -82,6 +82,7 @@ def test_only_the_state_dict_of_hpx_is_given_and_it_has_the_order_of_the_model(
         for way in ("stock", "part", "distributed", "gathered"):
             assert "use hpx.state_dict(model)" in found[way], way
             assert found["order"] in found[way]
-        assert "load it before hpx.apply" in found["loaded"]
+        assert "use hpx.load_state_dict(model, state)" in found["loaded"]
+        assert found["loaded by hpx"] == []
         assert found["something else loaded"] == ""
         assert (found["differences"], found["again"]) == ([], [])

@@ -1,0 +1,128 @@
+"""Load a state dict of the unsharded model into a sharded one, each rank its own part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from hpx.errors import HpxError
+from hpx.graph.nodes import TensorNode
+from hpx.lineage import pull, sources
+from hpx.ranges import fold_names
+from hpx.runtime.gather import current_parameter, kept_as
+from hpx.runtime.materialize import local_ranges
+from hpx.runtime.record import Applied, applied_to
+
+__all__ = ["load_state_dict"]
+
+
+def load_state_dict(model: nn.Module, state: Mapping[str, Tensor], *, strict: bool = True) -> None:
+    """Copy what a rank holds out of a state dict of the unsharded model.
+
+    Names and order are those of the model before `hpx.apply`: separate experts go into their slots,
+    and rows of packed projections to where their rank has them. Only what this rank needs is read,
+    so the tensors may lie in files (``torch.load(..., mmap=True)``). Nothing is sent between ranks,
+    and nothing is copied unless everything fits.
+
+    Args:
+        model: The model that `hpx.apply` changed, with memory (`hpx.to_empty` gives it some).
+        state: Whole tensors by name, as `hpx.state_dict` gives them.
+        strict: Whether missing and unexpected names are an error.
+
+    Raises:
+        HpxError: Nothing was applied to the model, it is on the meta device, `hpx.fully_shard` was
+            called already, a shape differs, or, if ``strict``, a name is missing or unexpected.
+    """
+    applied = applied_to(model)
+    if applied is None:
+        raise HpxError(
+            f"nothing was applied to this {type(model).__name__}", fix="use model.load_state_dict"
+        )
+    if applied.data_parallel or any(isinstance(m, FSDPModule) for m in model.modules()):
+        raise HpxError(
+            "FSDP holds a part of what a rank had", fix="load before hpx.fully_shard is called"
+        )
+    names = _names(applied)
+    used: set[str] = set()
+    missing: list[str] = []
+    todo: list[tuple[Tensor, Tensor]] = []
+    for node in applied.run.graph.parameters():
+        found = {id_: _find(state, names[id_], used) for id_ in sources(node.expression)}
+        missing += [names[id_][0] for id_, tensor in found.items() if tensor is None]
+        if all(tensor is not None for tensor in found.values()):
+            whole = {id_: tensor for id_, tensor in found.items() if tensor is not None}
+            todo += _copies(applied, node, whole, names)
+    for name, buffer in _buffers(model):
+        value = _find(state, [name], used)
+        if value is None:
+            missing.append(name)
+        else:
+            _check(name, value, buffer.shape)
+            todo.append((buffer, value))
+    unexpected = [name for name in state if name not in used]
+    if strict and (missing or unexpected):
+        said = {"missing": missing, "unexpected": unexpected}
+        raise HpxError(
+            "the state dict is not that of the model",
+            why="; ".join(f"{k}: {', '.join(fold_names(v)[:8])}" for k, v in said.items() if v),
+            fix="give the state dict of the unsharded model, or strict=False",
+        )
+    with torch.no_grad():
+        for target, value in todo:
+            target.copy_(value.reshape(target.shape))
+
+
+def _names(applied: Applied) -> dict[int, list[str]]:
+    """The names of every original parameter, those of ties that were only declared too."""
+    entry = applied.run.entry
+    names = {node.id: entry.names(node.id) for node in entry.parameters()}
+    for gone, kept in kept_as(applied.run).items():
+        names[kept] = [*names[kept], *names[gone]]
+    return names
+
+
+def _find(state: Mapping[str, Tensor], names: list[str], used: set[str]) -> Tensor | None:
+    here = [name for name in names if name in state]
+    used.update(here)
+    return state[here[0]].detach() if here else None
+
+
+def _copies(
+    applied: Applied, node: TensorNode, whole: Mapping[int, Tensor], names: Mapping[int, list[str]]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """What is copied where, for one parameter of the sharded model."""
+    for id_, tensor in whole.items():
+        _check(names[id_][0], tensor, applied.run.entry.tensor(id_).shape)
+    parameter = current_parameter(applied, node).detach()
+    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    if local.is_meta:
+        raise HpxError(
+            "it is on the meta device, where nothing can be kept",
+            where=applied.run.graph.path(node.id),
+            fix="give it memory: hpx.to_empty(model, device=...)",
+        )
+    for piece in pull(node.expression, local_ranges(node, applied.meshes)):
+        part = whole[piece.node][tuple(slice(a, b) for a, b in piece.source)]
+        yield local[tuple(slice(a, b) for a, b in piece.dest)], part
+
+
+def _buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The buffers that a state dict has."""
+    for prefix, module in model.named_modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                yield f"{prefix}.{name}" if prefix else name, buffer
+
+
+def _check(name: str, found: Tensor, wanted: tuple[int, ...] | torch.Size) -> None:
+    if tuple(found.shape) != tuple(wanted):
+        raise HpxError(
+            "its shape in the state dict is another one",
+            where=name,
+            why=f"{list(found.shape)}, and the model has {list(wanted)}",
+            fix="give whole tensors, as the unsharded model saves them",
+        )

@@ -1,0 +1,141 @@
+"""`hpx.load_state_dict`: what each rank copies out of a state dict of the unsharded model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import hpx
+from hpx import HpxError, ShardingPlan
+from hpx.bundled import tiny_llama, tiny_moe
+
+PACKED = ShardingPlan(
+    {"qkv.weight": {"tp": "S(0)"}},
+    packed={"qkv.weight": {"dim": 0, "parts": {"q": 8, "k": 4, "v": 4}}},
+    default="replicate",
+)
+
+
+class Fused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(4, 16)
+        self.register_buffer("steps", torch.zeros(2))
+
+
+@pytest.fixture
+def second_of_two() -> Iterator[None]:
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+    yield
+    dist.destroy_process_group()
+
+
+pytestmark = pytest.mark.usefixtures("second_of_two")
+
+
+def state() -> dict[str, Tensor]:
+    return {
+        "qkv.weight": torch.arange(64.0).view(16, 4),
+        "qkv.bias": torch.arange(16.0),
+        "steps": torch.tensor([5.0, 6.0]),
+    }
+
+
+def applied(model: nn.Module, plan: ShardingPlan = PACKED, **how: Any) -> nn.Module:
+    hpx.apply(model, plan, "tp=2", **how)
+    return model
+
+
+def local(parameter: Any) -> Tensor:
+    found: Tensor = parameter.detach().to_local()
+    return found
+
+
+def test_rows_of_a_packed_projection_go_where_the_rank_has_them() -> None:
+    model: Any = applied(Fused())
+    hpx.load_state_dict(model, state())
+    rows = [4, 5, 6, 7, 10, 11, 14, 15]
+    assert torch.equal(local(model.qkv.weight), state()["qkv.weight"][rows])
+    assert torch.equal(local(model.qkv.bias), state()["qkv.bias"][rows])
+    assert model.steps.tolist() == [5.0, 6.0]
+
+
+def test_a_model_that_was_sharded_on_meta_gets_its_weights() -> None:
+    model: Any = applied(Fused().to("meta"))
+    hpx.to_empty(model, device="cpu", recompute=lambda _: None)
+    hpx.load_state_dict(model, state())
+    assert local(model.qkv.bias).tolist() == [4, 5, 6, 7, 10, 11, 14, 15]
+
+
+def test_separate_experts_go_into_their_slots() -> None:
+    plan = ShardingPlan({"lm_head.weight": {"tp": "S(0)"}}, default="replicate")
+    whole = tiny_moe()
+    expected = {name: torch.randn_like(value) for name, value in whole.state_dict().items()}
+    model: Any = applied(whole, plan)
+    hpx.load_state_dict(model, expected)
+    stacked = local(model.model.layers[0].mlp.experts.gate_proj)
+    for index in range(len(stacked)):
+        name = f"model.layers.0.mlp.experts.{index}.gate_proj.weight"
+        assert torch.equal(stacked[index], expected[name])
+
+
+def test_one_name_of_a_tied_pair_is_enough() -> None:
+    plan = ShardingPlan({"model.embed_tokens.weight": {"tp": "S(0)"}}, default="replicate")
+    model: Any = applied(tiny_llama(tied=True), plan)
+    whole = tiny_llama(tied=True).state_dict()
+    del whole["lm_head.weight"]
+    hpx.load_state_dict(model, whole)
+    assert torch.equal(local(model.lm_head.weight), whole["model.embed_tokens.weight"].chunk(2)[1])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"qkv.bias": None}, "missing: qkv.bias"),
+        ({"other": torch.zeros(1)}, "unexpected: other"),
+        ({"qkv.bias": torch.zeros(8)}, r"qkv.bias.*\[8\], and the model has \[16\]"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_nothing_is_loaded(
+    change: dict[str, Tensor | None], said: str
+) -> None:
+    model: Any = applied(Fused())
+    before = copy.deepcopy(local(model.qkv.weight))
+    given = {k: v for k, v in {**state(), **change}.items() if v is not None}
+    with pytest.raises(HpxError, match=said):
+        hpx.load_state_dict(model, given)
+    assert torch.equal(local(model.qkv.weight), before)
+
+
+def test_some_names_may_be_left_out_if_one_says_so() -> None:
+    model: Any = applied(Fused())
+    before = copy.deepcopy(local(model.qkv.weight))
+    hpx.load_state_dict(model, {"qkv.bias": torch.ones(16), "other": torch.ones(1)}, strict=False)
+    assert torch.equal(local(model.qkv.bias), torch.ones(8))
+    assert torch.equal(local(model.qkv.weight), before)
+
+
+def test_a_model_that_nothing_was_applied_to_is_refused() -> None:
+    with pytest.raises(HpxError, match="nothing was applied to this Fused"):
+        hpx.load_state_dict(Fused(), state())
+
+
+def test_a_model_without_memory_is_refused() -> None:
+    with pytest.raises(HpxError, match="on the meta device"):
+        hpx.load_state_dict(applied(Fused().to("meta")), state())
+
+
+def test_source_info_has_the_order_of_a_packed_dim() -> None:
+    done = hpx.apply(Fused(), PACKED, "tp=2")
+    assert done.source_info()["qkv.bias"]["order"] == {
+        "dim": 0,
+        "parts": [["q", 8], ["k", 4], ["v", 4]],
+        "pieces": 2,
+    }
