@@ -23,6 +23,8 @@ from hpx.render.words import short_dtype
 __all__ = ["page_data"]
 
 _LEVELS: Final = ("error", "warning", "info")
+_MAX_NAMED: Final = 50
+"""Of a finding: so many of its parameters lead to it."""
 _MAX_NAMES: Final = 2000
 """Of parameters without a rule: so many are listed by name."""
 
@@ -119,17 +121,17 @@ def _around(subject: Subject, options: Options, start: int, sums: Sums) -> View:
 
 
 def _findings(subject: Subject, deviations: list[Deviation]) -> Iterator[list[object]]:
-    """``[level, text, hint, names]``; the names are those to go to."""
+    """``[level, text, hint, names]``; the names are of some of what it is about."""
     graph = subject.graph
 
-    def first(nodes: tuple[int, ...]) -> list[str]:
-        return [graph.path(node) for node in nodes if node in graph.nodes][:1]
+    def some(nodes: tuple[int, ...]) -> list[str]:
+        return [graph.path(node) for node in nodes[:_MAX_NAMED] if node in graph.nodes]
 
     for deviation in deviations:
-        yield ["deviation", deviation.text, "", first(deviation.nodes)]
+        yield ["deviation", deviation.text, "", some(deviation.nodes)]
     order = {level: place for place, level in enumerate(_LEVELS)}
     for problem in sorted(subject.problems, key=lambda p: order[p.level]):
-        yield [problem.level, problem.text, problem.hint, first(problem.nodes)]
+        yield [problem.level, problem.text, problem.hint, some(problem.nodes)]
 
 
 def _rules_json(tables: Tables, sums: Sums) -> list[list[object]]:

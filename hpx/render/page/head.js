@@ -12,6 +12,7 @@ function drawHead() {
   drawComparison();
 }
 
+const MOST_FINDINGS = 100;
 const LEVELS = {deviation: 'Deviates', error: 'Error', warning: 'Warning', info: 'Note'};
 
 /** Of a comparison: what differs, and why. */
@@ -49,7 +50,12 @@ function drawFindings() {
   }
   if (!items.length) return;
   const list = make('ul');
-  list.append(...items.map(([, item]) => item));
+  list.append(...items.slice(0, MOST_FINDINGS).map(([, item]) => item));
+  if (items.length > MOST_FINDINGS) {
+    const more = make('li', '', `and ${grouped(items.length - MOST_FINDINGS)} more; what deviates is found by`);
+    more.append(finder('is:deviates', 'is:deviates'));
+    list.append(more);
+  }
   const serious = items.filter(([level]) => level !== 'info').length;
   const details = make('details');
   details.open = serious > 0;

@@ -36,9 +36,13 @@ function bar(shares) {
 }
 
 const MARK_TEXTS = {
-  unset: 'no layout', conflict: 'conflict', deviates: 'unlike its siblings',
-  added: 'added', removed: 'removed', changed: 'changed',
+  unset: '⚠ no layout', conflict: '⚠ conflict', deviates: '⚠ unlike its siblings',
+  added: '+ added', removed: '− removed', changed: '~ changed',
 };
+
+function markOf(name) {
+  return make('span', `mark ${name}`, MARK_TEXTS[name]);
+}
 
 function nameCell(row, facts) {
   const cell = make('span', 'name');
@@ -46,7 +50,7 @@ function nameCell(row, facts) {
   const twisty = make('span', 'twisty', facts.kind === MODULE ? (isOpen(row) ? '▾' : '▸') : '');
   twisty.setAttribute('aria-hidden', 'true');
   const label = make('span', 'label', printable(row.label));
-  label.title = printable(row.label);
+  label.title = printable(pathAt(row.rep));
   cell.append(twisty, label);
   if (row.members > 1) cell.append(make('span', 'times', `×${grouped(row.members)}`));
   if (facts.kind === MODULE && TREE.classes[M.cls[facts.form]]) {
@@ -60,8 +64,8 @@ function nameCell(row, facts) {
     badge.title = printable(DATA.aliases[T.aliases[facts.form]].join('\n'));
     cell.append(badge);
   }
-  if (facts.mark) cell.append(make('span', `mark ${facts.mark}`, `⚠ ${MARK_TEXTS[facts.mark]}`));
-  else if (facts.alert) cell.append(make('span', 'mark inside', '⚠ inside'));
+  if (facts.mark) cell.append(markOf(facts.mark));
+  else if (facts.alert && !matched) cell.append(make('span', 'mark inside', DATA.comparison.length ? 'changes inside' : '⚠ inside'));
   else if (facts.warned) cell.append(make('span', 'mark warned', 'warned'));
   return cell;
 }
@@ -96,7 +100,7 @@ function fill(element, row) {
   const facts = factsOf(row);
   element.id = `row-${row.index}`;
   element.className = `row ${['tensor', 'module', 'link'][facts.kind]}`;
-  if (facts.mark) element.classList.add('marked');
+  if (facts.mark) element.classList.add('marked', facts.mark);
   element.style.transform = `translateY(${row.index * ROW_HEIGHT}px)`;
   element.setAttribute('role', 'treeitem');
   element.setAttribute('aria-level', row.depth + 1);

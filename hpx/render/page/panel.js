@@ -4,6 +4,12 @@ const panel = byId('panel');
 const MOST_PIECES = 16;
 let shownPlace = -1;
 
+// What the problems say of a name.
+const FINDINGS = new Map();
+for (const [level, text, , places] of DATA.findings) {
+  for (const path of places) if (level !== 'info') FINDINGS.set(path, text);
+}
+
 function hidePanel() {
   panel.hidden = true;
   shownPlace = -1;
@@ -119,9 +125,10 @@ function tensorParts(place) {
   const local = localShape(form, state.rank);
   const elements = shape.reduce((product, size) => product * size, 1);
   const aliases = T.aliases[form] < 0 ? [] : DATA.aliases[T.aliases[form]];
-  const mark = T.mark[form] >= 0 ? make('span', `mark ${DATA.marks[T.mark[form]]}`, `⚠ ${MARK_TEXTS[DATA.marks[T.mark[form]]]}`) : '';
+  const mark = T.mark[form] >= 0 ? markOf(DATA.marks[T.mark[form]]) : '';
   const parts = [pairs([
     ['Stands out', mark],
+    ['Problem', FINDINGS.get(pathAt(place))],
     ['Was', T.was[form] >= 0 ? DATA.was[T.was[form]] : ''],
     ['In', owner],
     ['Shape', shapeText(shape)],
@@ -226,6 +233,7 @@ function moduleParts(place) {
   const form = formOf[place];
   const shares = [...M.byLayout[form]].sort((a, b) => b[1] - a[1]);
   const parts = [pairs([
+    ['Problem', FINDINGS.get(pathAt(place))],
     ['Class', TREE.classes[M.cls[form]]],
     ['Parameters', grouped(M.parameters[form])],
     ['Bytes', bytesText(M.bytes[form])],
