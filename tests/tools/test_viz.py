@@ -292,3 +292,113 @@ def test_colour_on_a_terminal_can_be_switched_off(
             os.close(leader)
     assert child.returncode == 0
     assert (b"\x1b[38;5;214m" in data) is coloured
+
+
+def test_patterns_kinds_and_columns_reach_the_view(hpx_viz: Viz, run_file: Path) -> None:
+    code, out, _ = hpx_viz(
+        *(run_file, "--focus", "model.layers.*", "--ignore", "**.mlp", "--only", "unsharded,unset"),
+        *("--columns", "shape,bytes", "--sort", "name"),
+    )
+    assert code == 0
+    assert "shown       4 of 21 parameters: --focus model.layers.* --ignore **.mlp" in out
+    assert re.search(r"input_layernorm\.weight +\[64\] +512 bytes\n", out)
+
+
+def test_one_focused_parameter_shows_who_holds_what(
+    hpx_viz: Viz, run_file: Path, tmp_path: Path
+) -> None:
+    code, out, _ = hpx_viz(run_file, "--focus", "lm_head.weight", "--rank", "5")
+    assert code == 0
+    assert re.search(r"> tp=1 +\[64:128, 0:64\] +\[64, 64\] +1, 5", out)
+    assert hpx_viz(run_file, "--focus", "lm_head.weight", "-o", tmp_path / "who.svg")[0] == 0
+    assert "tp=1" in (tmp_path / "who.svg").read_text()
+
+
+def test_fail_on_is_exit_1_with_the_output_written(
+    hpx_viz: Viz, run_file: Path, tmp_path: Path
+) -> None:
+    code, _, err = hpx_viz(run_file, "--fail-on", "unset,replicated>3", "-o", tmp_path / "a.txt")
+    assert code == 1
+    assert "hpx-viz: --fail-on: replicated>3: 5 parameters" in err
+    assert (tmp_path / "a.txt").read_text().startswith("CausalLM")
+
+
+def test_fail_on_looks_beyond_only(hpx_viz: Viz, run_file: Path) -> None:
+    arguments = (run_file, "--only", "replicated", "--fail-on", "unsharded>5%")
+    assert hpx_viz(*arguments)[0] == 0
+
+
+def test_fail_on_is_met_by_what_is_focused_alone(hpx_viz: Viz, run_file: Path) -> None:
+    arguments = (run_file, "--focus", "**.mlp", "--fail-on", "unsharded")
+    assert hpx_viz(*arguments)[0] == 0
+
+
+def test_a_difference_is_exit_1_and_none_is_0(hpx_viz: Viz, run_file: Path, tmp_path: Path) -> None:
+    assert hpx_viz(run_file, "--diff", run_file)[0] == 0
+    code, out, err = hpx_viz(LLAMA, "--diff", "hpx.bundled:tiny_moe")
+    assert code == 1
+    assert "Differences (a is the old side, b the new one)" in out
+    assert "50 added, 6 removed" in err
+    code, _, _ = hpx_viz(run_file, "--step", "0", "--diff", run_file, "-o", tmp_path / "a.svg")
+    assert code == 1
+    assert (tmp_path / "a.svg").exists()
+
+
+def test_json_and_html_are_written(hpx_viz: Viz, run_file: Path, tmp_path: Path) -> None:
+    code, out, _ = hpx_viz(run_file, "-f", "json")
+    assert (code, json.loads(out)["schema"]) == (0, "hpx.viz/1")
+    assert hpx_viz(run_file, "-o", tmp_path / "a.html")[0] == 0
+    assert (tmp_path / "a.html").read_text().lower().startswith("<!doctype html>")
+
+
+def test_the_built_in_engine_needs_no_graphviz(hpx_viz: Viz, run_file: Path) -> None:
+    code, out, _ = hpx_viz(run_file, "-f", "svg", "--engine", "builtin")
+    assert (code, out.startswith("<svg")) == (0, True)
+
+
+def test_a_failure_leaves_an_existing_output_as_it_was(
+    hpx_viz: Viz, run_file: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("before")
+    assert hpx_viz(run_file, "--focus", "no.such", "-o", path)[0] == 2
+    assert path.read_text() == "before"
+
+
+def test_nothing_is_opened_unless_asked_for(
+    hpx_viz: Viz, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("typer.launch", opened.append)
+    path = tmp_path / "a.html"
+    assert hpx_viz(LLAMA, "-o", path)[0] == 0
+    assert opened == []
+    assert hpx_viz(LLAMA, "-o", path, "--open")[0] == 0
+    assert opened == [path.as_uri()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--open"], "--open needs a file"),
+        (["--only", "unsharded,foo"], "only is 'foo'"),
+        (["--columns", "shape,nam"], "did you mean name"),
+        (["--fail-on", "unste"], "did you mean unset"),
+        (["--axis", "tp"], "there is no mesh"),
+        (["--engine", "builtin", "-f", "png", "-o", "a.png"], "the built-in outline is svg"),
+        (["--diff", "no-such.pt"], "there is no file or folder"),
+        (["--focus", "model.layers.{0"], "model.layers.{0"),
+    ],
+)
+def test_wrong_use_of_an_option_is_one_line(
+    hpx_viz: Viz,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = hpx_viz(LLAMA, "-q", *arguments)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
