@@ -101,15 +101,10 @@ def _numeric(
 
 def _dry(model: str, plan: Any, spec: Any, pipeline: str, options: dict[str, Any]) -> Any:
     """What ``hpx.numeric.dry.validate`` says of the same subject, without processes."""
-    from importlib import import_module
-
     from hpx.numeric.checking import prepare
+    from hpx.numeric.dry import validate
 
-    try:
-        dry = import_module("hpx.numeric.dry")
-    except ModuleNotFoundError:
-        raise UsageError("--dry is not there yet", fix="leave it out") from None
-    return dry.validate(prepare(model, plan, spec, pipeline, **options))
+    return validate(prepare(model, plan, spec, pipeline, **options))
 
 
 def _emit(reports: Sequence[Any], output: str | None, *, ok: bool, json: bool) -> None:
@@ -144,9 +139,9 @@ def limited(seconds: float) -> Iterator[None]:
         )
 
     before = signal.signal(signal.SIGALRM, over)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    left, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_REAL, left)  # of whoever had set the timer
         signal.signal(signal.SIGALRM, before)
