@@ -10,6 +10,8 @@ from pathlib import Path
 import hpx
 import hpx.passes
 import hpx.tools
+from hpx.graph import GraphBuilder, ModuleSpec, TensorSpec
+from hpx.render import Options, draw
 
 site = Path(sys.argv[1])
 archive = Path(sys.argv[2])
@@ -22,6 +24,13 @@ assert top == {"hpx", f"hpx_passes-{hpx.__version__}.dist-info", "borrowed.pth"}
 assert (site / "hpx" / "py.typed").is_file()
 assert not (site / "hpx" / "tools" / "bench").exists()
 
+builder = GraphBuilder()
+builder.tensor(
+    "parameter", builder.module(-1, "", ModuleSpec("Model")), "a", TensorSpec((2,), "bfloat16")
+)
+page = draw(builder.finish(source="smoke"), "html", Options())
+assert page.rstrip().endswith(b"</html>"), "the parts of the page are not installed"
+
 metadata = distribution("hpx-passes").metadata
 assert metadata["Version"] == hpx.__version__
 assert metadata["License-Expression"] == "Apache-2.0"
@@ -33,5 +42,12 @@ for point in passes:
 
 with tarfile.open(archive) as tar:
     names = {name.partition("/")[2] for name in tar.getnames()}
-for needed in ("LICENSE", "pyproject.toml", "setup.py", "hpx/errors.py", "passes/__init__.py"):
+for needed in (
+    "LICENSE",
+    "pyproject.toml",
+    "setup.py",
+    "hpx/errors.py",
+    "hpx/render/page/main.js",
+    "passes/__init__.py",
+):
     assert needed in names, f"{needed} is missing in {archive.name}"

@@ -168,7 +168,7 @@ byId('rank').addEventListener('change', (event) => {
 });
 
 byId('expand').addEventListener('click', () => {
-  openAll(Infinity);
+  if (!openAll(MOST_ROWS)) say(`Only some ${grouped(MOST_ROWS)} rows are open`);
   redraw();
   drawCount(lastFound);
 });

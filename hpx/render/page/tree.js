@@ -8,6 +8,7 @@
 const FLAT = 6;           // a module of at most so many tensors and nothing else is rows, not a row
 const MOST_VARIANTS = 4;  // a list of at most so many variants and nothing else is no row
 const ROOMY = 60;         // rows that are opened at first
+const MOST_ROWS = 500000;   // browsers cannot scroll through higher lists
 const FOUND_ROOMY = 300;  // and of a search
 
 const state = {
@@ -93,6 +94,8 @@ function search(query) {
     for (const {field, text} of wanted) {
       if (field === 'path') inPath.push(text);
       else if (field === 'layout') { if (fields.layout !== text && !fields.layout.split(',').includes(text)) return null; }
+      // bf16 ends in f16, so a dtype or a pass is found from its beginning.
+      else if (field === 'dtype' || field === 'pass') { if (!fields[field].split(' ').some((word) => word.startsWith(text))) return null; }
       else if (field) { if (!fields[field].includes(text)) return null; }
       else if (!Object.values(fields).some((value) => value.includes(text))) inPath.push(text);
     }
