@@ -16,6 +16,7 @@ from hpx.derive.fused import ALIBI, fused_attention, inputs_of, looks_fused
 from hpx.derive.layers import Layer, has_convolution, layers_in
 from hpx.derive.names import CROSS, LATENT, OUT
 from hpx.derive.types import Block, Origin
+from hpx.derive.untold import TORCH_ATTENTION
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import ModuleNode, TensorNode
 from hpx.heads import HEAD_DIMS, KV_COUNTS, Q_COUNTS, Attention, attention_at
@@ -299,7 +300,7 @@ class _Attention:
         if cls in ALIBI or (cls.endswith(".FalconAttention") and slopes):
             yield "its forward is given the ALiBi slopes of all heads, and nobody cuts those"
         if "MultiheadAttention" in cls:
-            yield "torch's MultiheadAttention computes with its whole weights"
+            yield TORCH_ATTENTION
 
     def _beside(self) -> Iterator[str]:
         """Norms over all heads; buffers, tables and layers with one entry a head."""

@@ -13,7 +13,7 @@ from hpx.derive.layers import Layer, is_linear, layers_in
 from hpx.derive.mlp import mlp_in, mlp_of_cousins
 from hpx.derive.sharing import whole_with_others
 from hpx.derive.types import Block, Choice, cut
-from hpx.derive.untold import untold_heads
+from hpx.derive.untold import TORCH_ATTENTION, untold_heads
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import ModuleNode, TensorNode
 from hpx.layout import REPLICATED
@@ -195,7 +195,9 @@ class Decider:
         mixer = self._mixer(owner)
         if mixer is not None:
             return Choice.whole(mixer, "unknown")
-        if node.name in ("weight", "bias") and is_linear(owner) and len(node.shape) <= 2 and cls:
+        if "MultiheadAttention" in cls:
+            why = TORCH_ATTENTION
+        elif node.name in ("weight", "bias") and is_linear(owner) and len(node.shape) <= 2 and cls:
             why = untold_heads(self.graph, owner, self.attention) or (
                 "a linear layer without a partner: no layer is known that takes its outputs cut"
             )

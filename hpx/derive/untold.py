@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Final
 
 from hpx.derive.layers import layer_at
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import ModuleNode, Node
 from hpx.heads import KV_COUNTS, Q_COUNTS
 
-__all__ = ["untold_heads"]
+__all__ = ["TORCH_ATTENTION", "untold_heads"]
+
+TORCH_ATTENTION: Final = "torch's MultiheadAttention computes with its whole weights"
 
 _MAX_NAMES = 6
 
 
 def untold_heads(graph: ModuleGraph, owner: ModuleNode, known: Collection[int]) -> str | None:
-    """Why a linear layer near a count of heads stays whole; None if no heads are counted there.
+    """Why a layer near a count of heads stays whole; None if no heads are counted there.
 
     Args:
         graph: The graph.
@@ -32,12 +35,13 @@ def untold_heads(graph: ModuleGraph, owner: ModuleNode, known: Collection[int]) 
             if name in (*Q_COUNTS, *KV_COUNTS) and value > 1
         ]
         if counts and module.id not in known:
-            return _text(graph, module, counts)
+            whole = "MultiheadAttention" in module.spec.cls
+            return TORCH_ATTENTION if whole else _text(graph, module, counts)
         module = graph.nodes.get(module.parent)
     return None
 
 
-def _text(graph: ModuleGraph, module: ModuleNode, counts: list[str]) -> str:
+def _text(graph: ModuleGraph, module: ModuleNode, counts: list[str]) -> str | None:
     names: list[str] = []
     wrapped: list[str] = []
     for child in graph.children(module.id):
@@ -48,6 +52,8 @@ def _text(graph: ModuleGraph, module: ModuleNode, counts: list[str]) -> str:
         elif any(_is_a_layer(graph, inner) for inner in graph.children(child.id)):
             names.append(child.name)
             wrapped.append(f"{child.name} is a {child.spec.short_cls or 'module'} around a layer")
+    if len(names) < 2:
+        return None
     shown = ", ".join(names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
     why = "; ".join(wrapped[:_MAX_NAMES]) or "neither shapes nor names tell"
     return (

@@ -102,6 +102,12 @@ def test_a_model_of_which_nothing_can_be_cut_has_a_plan_that_runs_and_says_so() 
     ]
 
 
+def test_torchs_own_attention_is_said_to_compute_with_whole_weights() -> None:
+    done = derived(nn.MultiheadAttention(32, 4, device="meta"))
+    for name in ("in_proj_weight", "in_proj_bias", "out_proj.weight"):
+        assert "torch's MultiheadAttention computes with its whole weights" in reason(done, name)
+
+
 def test_layers_of_known_families_are_not_said_to_be_untold() -> None:
     for name in ("llama", "gpt_neox", "deepseek_v3", "bert"):
         reasons = [rule.reason or "" for rule in hpx.plan(family(name), "tp=2").params]
