@@ -226,7 +226,7 @@ class Run:
             return cast(str, self._saved["entry"])
         form = dict(graph_to_json(self.entry))
         del form["source"]
-        form.pop("feeds", None)  # traced or not, it is the same model
+        form.pop("flow", None)  # traced or not, it is the same model
         hints = cast(dict[str, object], form["hints"])
         form["hints"] = {key: value for key, value in hints.items() if key != "dataflow"}
         return fingerprint(form)

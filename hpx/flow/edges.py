@@ -1,4 +1,4 @@
-"""Edges between modules, read off the operators of a traced graph.
+"""What flows between modules, read off the operators of a traced graph.
 
 1. A module that owns parameters is a **source**: what depends on its parameters leaves from it.
 2. Where another module brings several of them together (a sum, a product, attention itself), it is
@@ -11,9 +11,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
-__all__ = ["Operator", "module_edges"]
+__all__ = ["Operator", "Point", "points_of"]
 
 
 class Operator(NamedTuple):
@@ -34,55 +34,72 @@ class Operator(NamedTuple):
     is_call: bool = False
 
 
-def module_edges(operators: Iterable[Operator], owners: Iterable[str]) -> list[tuple[str, str]]:
-    """Pairs (from, to) of module paths, in the order in which they run, each once.
+Point: TypeAlias = "tuple[str, tuple[int, ...]]"
+"""A module that gives something, and the numbers of the points that it takes it from."""
+
+
+def points_of(operators: Iterable[Operator], owners: Iterable[str]) -> list[Point]:
+    """The points of a traced graph: a module is there once for each thing that it gives.
 
     Args:
         operators: The operators of a traced graph, in order.
         owners: Paths of the modules that own parameters themselves.
+
+    Returns:
+        The points, in the order in which they run; each takes from points before it.
     """
     reader = _Reader(frozenset(owners))
     for operator in operators:
         reader.read(operator)
-    return list(reader.edges)
+    return reader.points()
 
 
 class _Reader:
     def __init__(self, owners: frozenset[str]) -> None:
         self.owners = owners
-        self.edges: dict[tuple[str, str], None] = {}
+        self.made: list[tuple[str, dict[int, None]]] = []
         self.parameters: dict[str, str] = {}  # the owner of each, by the name in the graph
-        self.origins: dict[str, tuple[str, ...]] = {}  # the modules that a value comes from
-        self.touched: dict[str, str] = {}  # in which module its parameters touched a value
+        self.origins: dict[str, tuple[int, ...]] = {}  # the points that a value comes from
+        self.touched: dict[str, int] = {}  # the point whose parameters touched a value
+
+    def points(self) -> list[Point]:
+        return [(module, tuple(came)) for module, came in self.made]
 
     def read(self, operator: Operator) -> None:
         if operator.owner is not None:
             self.parameters[operator.name] = operator.owner
             return
-        came = tuple(
-            dict.fromkeys(o for name in operator.inputs for o in self.origins.get(name, ()))
-        )
         here = self.module_of(operator)
-        if here in self.owners:
-            # A cast that changes nothing is the input itself: a residual may go on from it.
-            leaves = self.touches(operator, here)
-            if leaves:
-                self.touched[operator.name] = here
+        running = self.running(operator, here)
+        origins = (o for name in operator.inputs for o in self.origins.get(name, ()))
+        came = tuple(o for o in dict.fromkeys(origins) if o != running)
+        if running is not None:
+            self.made[running][1].update(dict.fromkeys(came))
+            self.touched[operator.name] = running
+            self.origins[operator.name] = (running,)
+        elif self.begins(operator, here, came):
+            self.made.append((here, dict.fromkeys(came)))
+            point = len(self.made) - 1
+            self.origins[operator.name] = (point,)
+            if here in self.owners:
+                self.touched[operator.name] = point
         else:
-            leaves = len(came) > 1
-        self.origins[operator.name] = self.arrive(came, here) if leaves else came
+            # A cast that changes nothing is the input itself: a residual may go on from it.
+            self.origins[operator.name] = came
 
-    def touches(self, operator: Operator, here: str) -> bool:
-        """Whether parameters had a part in what comes out."""
-        return operator.is_call or any(
-            name in self.parameters or self.touched.get(name) == here for name in operator.inputs
-        )
+    def running(self, operator: Operator, here: str) -> int | None:
+        """The point of this module that an operator goes on with."""
+        for name in operator.inputs:
+            point = self.touched.get(name)
+            if point is not None and self.made[point][0] == here and not operator.is_call:
+                return point
+        return None
 
-    def arrive(self, came: tuple[str, ...], here: str) -> tuple[str, ...]:
-        for origin in came:
-            if origin != here:
-                self.edges.setdefault((origin, here))
-        return (here,)
+    def begins(self, operator: Operator, here: str, came: tuple[int, ...]) -> bool:
+        """Whether something new leaves from here."""
+        if here in self.owners:
+            return operator.is_call or any(name in self.parameters for name in operator.inputs)
+        return len(came) > 1
 
     def module_of(self, operator: Operator) -> str:
         """The innermost module; the owner of a parameter that another module reads directly."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from hpx.errors import InputError
-from hpx.flow.edges import Operator, module_edges
+from hpx.flow.edges import Operator, points_of
 from hpx.flow.feeds import Feeds, add_feeds
 from hpx.graph.builder import GraphBuilder
 from hpx.graph.graph import ModuleGraph
@@ -247,7 +247,7 @@ def _finished(
         todo.extend(reversed(below))
     graph = builder.finish(source=source)
     owners = {e.name.rpartition(".")[0] for e in found if e.kind == "parameter"}
-    add_feeds(graph, Feeds(tuple(module_edges(operators, owners)), "export"))
+    add_feeds(graph, Feeds(tuple(points_of(operators, owners)), "export"))
     return graph
 
 

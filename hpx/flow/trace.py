@@ -9,7 +9,7 @@ from torch import nn
 
 from hpx.experts import expert_containers
 from hpx.flow.feeds import Feeds
-from hpx.flow.tracing import Edges, short, traced_by_export, traced_symbolically
+from hpx.flow.tracing import Points, short, traced_by_export, traced_symbolically
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import ModuleNode
 from hpx.plan import ShardingPlan
@@ -30,7 +30,7 @@ def trace_feeds(model: nn.Module, graph: ModuleGraph, inputs: object = None) -> 
         The edges, or why there are none; never raises for a model that cannot be traced.
     """
     containers = _experts(graph)
-    tries: list[tuple[Literal["export", "fx"], str, Callable[[], Edges]]] = [
+    tries: list[tuple[Literal["export", "fx"], str, Callable[[], Points]]] = [
         ("export", "", lambda: traced_by_export(model, inputs)),
     ]
     if containers:
@@ -42,11 +42,11 @@ def trace_feeds(model: nn.Module, graph: ModuleGraph, inputs: object = None) -> 
     failed: list[str] = []
     for how, why, trace in tries:
         try:
-            edges = trace()
+            points = trace()
         except Exception as error:  # noqa: BLE001 - a model's code can raise anything
             failed.append(f"{how}: {short(error)}")
         else:
-            return Feeds(tuple(edges), how, why)
+            return Feeds(tuple(points), how, why)
     return Feeds((), None, "; ".join(dict.fromkeys(failed)))
 
 

@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from hpx.errors import HpxError
-from hpx.flow.edges import Operator, module_edges
+from hpx.flow.edges import Operator, Point, points_of
 from hpx.prove.copying import fake_copy
 from hpx.prove.inputs import example_inputs
 
@@ -30,7 +30,7 @@ __all__ = [
     "traced_symbolically",
 ]
 
-Edges = list[tuple[str, str]]
+Points = list[Point]
 
 _CALL: Final = re.compile(r"@\d+$")  # how torch marks the second call of one module
 
@@ -45,8 +45,8 @@ def owners_of(model: nn.Module) -> list[str]:
 
 def traced_by_export(
     model: nn.Module, inputs: object, change: Callable[[nn.Module], None] | None = None
-) -> Edges:
-    """Edges of a model as ``torch.export`` sees it, on fake tensors: no data is read.
+) -> Points:
+    """Points of a model as ``torch.export`` sees it, on fake tensors: no data is read.
 
     Args:
         model: The model; stays as it is.
@@ -64,7 +64,7 @@ def traced_by_export(
             change(copied)
         with mode:
             program = torch.export.export(copied, args, kwargs, strict=False)
-    return module_edges(exported_operators(program), owners_of(model))
+    return points_of(exported_operators(program), owners_of(model))
 
 
 def exported_operators(program: ExportedProgram) -> Iterator[Operator]:
@@ -100,8 +100,8 @@ class _OwnersAreLeaves(fx.Tracer):
         )
 
 
-def traced_symbolically(model: nn.Module) -> Edges:
-    """Edges of a model as ``torch.fx`` traces it, without inputs.
+def traced_symbolically(model: nn.Module) -> Points:
+    """Points of a model as ``torch.fx`` traces it, without inputs.
 
     Raises:
         Exception: Whatever the model or torch raises.
@@ -117,7 +117,7 @@ def traced_symbolically(model: nn.Module) -> Edges:
         name = str(node.target)
         return name if node.op == "get_attr" and name in parameters else None
 
-    return module_edges(_operators(graph, parameter), owners_of(model))
+    return points_of(_operators(graph, parameter), owners_of(model))
 
 
 @contextlib.contextmanager

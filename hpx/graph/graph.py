@@ -32,8 +32,9 @@ class ModuleGraph:
         root: Id of the root module.
         source: What the graph was read from, for people.
         hints: What the model itself declares, JSON-able: ``tied`` pairs, ``config`` values.
-        feeds: Dataflow edges as (from, to) ids of modules, in the order in which they run; empty
-            where nothing was traced (see `hpx.flow`).
+        flow: What a traced model does, in the order in which it runs: points of (module id, numbers
+            of the points before it that it takes something from); -1 for a module that is not
+            there. Empty where nothing was traced (see `hpx.flow`).
         has_structure: False for a tree made from names alone (a state dict): classes, attributes
             and buffers are unknown there.
     """
@@ -42,7 +43,7 @@ class ModuleGraph:
         "_next_id",
         "_order",
         "_parameters",
-        "feeds",
+        "flow",
         "has_structure",
         "hints",
         "nodes",
@@ -59,14 +60,14 @@ class ModuleGraph:
         has_structure: bool = True,
         next_id: int | None = None,
         order: Sequence[int] | None = None,
-        feeds: Sequence[tuple[int, int]] = (),
+        flow: Sequence[tuple[int, tuple[int, ...]]] = (),
     ) -> None:
         self.nodes = nodes
         self.root = 0
         self.source = source
         self.hints: dict[str, object] = dict(hints or {})
         self.has_structure = has_structure
-        self.feeds: tuple[tuple[int, int], ...] = tuple(feeds)
+        self.flow: tuple[tuple[int, tuple[int, ...]], ...] = tuple(flow)
         self._next_id = len(nodes) if next_id is None else next_id
         self._order = order
         self._parameters: Sequence[int] | None = None
@@ -303,7 +304,7 @@ class ModuleGraph:
             has_structure=self.has_structure,
             next_id=self._next_id,
             order=self._order,
-            feeds=self.feeds,
+            flow=self.flow,
         )
         twin._parameters = self._parameters
         return twin
@@ -326,8 +327,18 @@ class ModuleGraph:
     def __repr__(self) -> str:
         return f"ModuleGraph({self.source or 'model'}, {len(self.nodes)} nodes)"
 
+    @property
+    def feeds(self) -> tuple[tuple[int, int], ...]:
+        """Dataflow edges: (from, to) ids of modules in the order in which they run, each once."""
+        flow = self.flow
+        pairs = ((flow[origin][0], here) for here, origins in flow for origin in origins)
+        there = self.nodes.keys()
+        return tuple(
+            dict.fromkeys(pair for pair in pairs if pair[0] != pair[1] and there >= set(pair))
+        )
+
     def trace(self, model: torch.nn.Module, inputs: object = None) -> Feeds:
-        """Trace the model that this graph came from, and keep its dataflow edges in ``feeds``.
+        """Trace the model that this graph came from, and keep what flows in it in ``flow``.
 
         Args:
             model: The model; stays as it is, and no data is read.

@@ -111,7 +111,7 @@ class _Writer:
             "root": made[graph.root],
             "templates": self.templates,
             "links": self.links,
-            **({"feeds": graph.feeds} if graph.feeds else {}),
+            **({"flow": graph.flow} if graph.flow else {}),
         }
 
     def find_links(self) -> None:
@@ -325,7 +325,7 @@ class FoldedTree:
             hints=self._value["hints"],
             has_structure=self._value["has_structure"],
         )
-        graph.feeds = tuple((origin, target) for origin, target in self._value.get("feeds", ()))
+        graph.flow = tuple((here, tuple(origins)) for here, origins in self._value.get("flow", ()))
         return graph
 
     @staticmethod

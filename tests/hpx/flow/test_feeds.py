@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 
 import hpx
 from hpx.bundled import tiny_llama, tiny_moe
-from hpx.flow.edges import Operator, module_edges
+from hpx.flow.edges import Operator, points_of
 
 Edge = tuple[str, str]
 
@@ -171,8 +171,8 @@ def test_a_saved_edge_to_nowhere_is_refused(tmp_path: Path) -> None:
     graph.trace(model)
     plan = hpx.ShardingPlan({"layers.*.up.weight": {"tp": "S(0)"}}, default="replicate")
     path = hpx.run(graph, plan, "tp=2", "shard-params").save(tmp_path / "run.json")
-    path.write_text(path.read_text().replace('"feeds":[[', '"feeds":[[900,1],[', 1))
-    with pytest.raises(hpx.InputError, match=r"graph\.feeds\[0\]"):
+    path.write_text(path.read_text().replace('"flow":[[', '"flow":[[900,[]],[', 1))
+    with pytest.raises(hpx.InputError, match=r"graph\.flow\[0\]"):
         hpx.Run.load(path)
 
 
@@ -208,10 +208,10 @@ def test_a_damaged_program_is_refused(tmp_path: Path, kept: float) -> None:
 def test_a_value_that_no_parameter_touched_has_no_edges() -> None:
     operators = [Operator("mask", ()), Operator("w", (), owner="a"), Operator("y", ("w",), "a")]
     operators += [Operator("sum", ("y", "mask"), "top"), Operator("z", ("sum",), "b", is_call=True)]
-    assert module_edges(operators, ["a", "b"]) == [("a", "b")]
+    assert points_of(operators, ["a", "b"]) == [("a", ()), ("b", (0,))]
 
 
 def test_a_parameter_that_another_module_reads_leaves_from_its_owner() -> None:
     operators = [Operator("w", (), owner="a"), Operator("y", ("w",), "top")]
     operators += [Operator("z", ("y",), "b", is_call=True)]
-    assert module_edges(operators, ["a", "b"]) == [("a", "b")]
+    assert points_of(operators, ["a", "b"]) == [("a", ()), ("b", (0,))]
