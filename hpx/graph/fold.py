@@ -128,6 +128,20 @@ class FoldedGraph:
             equal: otherwise there is nothing that one could differ from. What was set apart is
             in none: it is there to be seen as it is.
         """
+        for parent, same in self._kinds():
+            same.sort(key=lambda child: -len(self.groups[child].members))
+            if len(self.groups[same[0]].members) > 1:
+                yield parent, same
+
+    def unlike(self) -> Iterator[tuple[int, list[int]]]:
+        """Numbered sibling modules of one kind of which no two are equal, in order."""
+        for parent, same in self._kinds():
+            alone = all(len(self.groups[child].members) == 1 for child in same)
+            if alone and isinstance(self.graph.nodes[self.groups[same[0]].node], ModuleNode):
+                yield parent, same
+
+    def _kinds(self) -> Iterator[tuple[int, list[int]]]:
+        """The group above, and two or more groups of numbered siblings of one kind."""
         nodes = self.graph.nodes
         for group in self.groups:
             if len(group.children) < 2:
@@ -141,10 +155,7 @@ class FoldedGraph:
                     node = nodes[one.node]
                     kind = node.spec.cls if isinstance(node, ModuleNode) else f" {node.kind}"
                     kinds.setdefault(kind, []).append(child)
-            for same in kinds.values():
-                same.sort(key=lambda child: -len(self.groups[child].members))
-                if len(same) > 1 and len(self.groups[same[0]].members) > 1:
-                    yield group.index, same
+            yield from ((group.index, same) for same in kinds.values() if len(same) > 1)
 
     def path(self, index: int) -> str:
         """The canonical name of a group, numbers folded: ``model.layers.0-57.mlp``."""

@@ -6,6 +6,7 @@
 3. Modules without any tensor below are left out; they hold nothing to place.
 4. A list that holds nothing but variants is no box either: ``layers.0-29,31-57``, ``layers.30``.
 5. Of siblings that are not the usual ones, only what differs is drawn; the rest is named as equal.
+   Where all are different, those that share half or more with an earlier one are drawn like that.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ __all__ = ["build_view"]
 
 _FLAT = 6
 """A module of at most so many tensors and nothing else is rows, not a box."""
+_ALIKE = 0.5
+"""A module that shares so much with an earlier sibling is drawn by what differs."""
+_MOST_BASES = 8
+"""It is compared with so many of them."""
 _MOST_VARIANTS = 4
 """A list of at most so many variants and nothing else is no box."""
 
@@ -197,6 +202,32 @@ class _Boxes:
             boxed = all(self._is_module(g) and not self.flat[g] for g in family)
             if boxed and len(family) == len(self.shown[parent]) <= _MOST_VARIANTS and parent:
                 self.lists.add(parent)
+
+        if folded.by != "none":
+            self._find_likes()
+
+    def _find_likes(self) -> None:
+        """Of siblings that are all different, which ones are drawn by what differs from another."""
+        for parent, (first, *others) in self.folded.unlike():
+            drawn = [first]
+            for child in others:
+                shares = {base: self._share(base, child) for base in drawn[-_MOST_BASES:]}
+                best = max(shares, key=lambda base: shares[base])
+                if self.flat[child] or shares[best] < _ALIKE:
+                    drawn.append(child)
+                else:
+                    self.usual[child] = best
+            if len(drawn) <= len(others):
+                self.variants.setdefault(parent, []).append(
+                    f"{len(others) + 1} variants of one each"
+                )
+
+    def _share(self, one: int, other: int) -> float:
+        """How much of what one module holds directly is the same in another."""
+        keys, groups = self.folded.keys, self.groups
+        a, b = (self.folded.graph.module(groups[index].node).children for index in (one, other))
+        same = sum(1 for name in a if name in b and keys[a[name]] == keys[b[name]])
+        return same / max(len(a), len(b), 1)
 
     def _is_module(self, index: int) -> bool:
         return isinstance(self.folded.graph.nodes[self.groups[index].node], ModuleNode)

@@ -226,3 +226,27 @@ def test_n6_1200_nested_modules_make_a_view(tree: TreeOf) -> None:
     view = view_of(tree({".".join(["m"] * depth + ["w"]): (depth,) for depth in range(1, 1201)}))
     assert view.full_depth == 1199
     assert fit(view, 200, 10).depth == 10
+
+
+def test_where_all_siblings_differ_a_little_only_differences_are_drawn(tree: TreeOf) -> None:
+    shapes = {f"layers.{i}.{n}.w": (2, 2) for i in range(5) for n in ("q", "k", "v")}
+    shapes |= {f"layers.{i}.up.w": (4 + i, 2) for i in range(5)}
+    view = view_of(tree(shapes))
+    assert [row.label for row in box_of(view, "layers.3").rows] == ["up.w"]
+    assert box_of(view, "layers.3").same == ("q", "k", "v")
+    assert box_of(view, "layers.3").same_as == "layers.0"
+    assert len(box_of(view, "layers.0").rows) == 4
+    assert view.findings == ()
+
+
+def test_siblings_that_share_little_are_drawn_in_full(tree: TreeOf) -> None:
+    shapes = {f"layers.{i}.{n}.w": (2 + i, 2) for i in range(3) for n in ("q", "k", "v")}
+    shapes |= {f"layers.{i}.norm.w": (2,) for i in range(3)}
+    view = view_of(tree(shapes))
+    assert [len(box.rows) for box in view.boxes if box.label in "012" and box.label] == [4, 4, 4]
+
+
+def test_nothing_folded_draws_everything_in_full(tree: TreeOf) -> None:
+    shapes = {f"layers.{i}.{n}.w": (2, 2) for i in range(5) for n in ("q", "k", "v", "o")}
+    view = build_view(Subject(tree(shapes), ""), fold="none")
+    assert sum(1 for _ in view.rows()) == 20
