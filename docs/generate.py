@@ -91,7 +91,8 @@ PYTHON: Final = (
         "Sharded models",
         "A run carried out on real ranks; see [run-sharded.md](../run-sharded.md).",
         (
-            *("apply", "Applied", "restore", "state_dict", "load_state_dict", "fully_shard", "clip_grad_norm_"),
+            *("apply", "Applied", "restore", "state_dict", "load_state_dict", "in_rank_order"),
+            *("fully_shard", "clip_grad_norm_"),
             "to_empty",
         ),
     ),

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from hpx.runtime.apply import apply
     from hpx.runtime.data_parallel import clip_grad_norm_, fully_shard
     from hpx.runtime.load import load_state_dict
+    from hpx.runtime.packed import in_rank_order
     from hpx.runtime.record import Applied
     from hpx.runtime.restore import restore, state_dict
     from hpx.runtime.ties import to_empty
@@ -81,6 +82,7 @@ __all__ = [
     "check",
     "clip_grad_norm_",
     "fully_shard",
+    "in_rank_order",
     "load_state_dict",
     "plan",
     "restore",
@@ -95,6 +97,7 @@ _HOME: Final = {
     "check": "hpx.numeric.checking",
     "clip_grad_norm_": "hpx.runtime.data_parallel",
     "fully_shard": "hpx.runtime.data_parallel",
+    "in_rank_order": "hpx.runtime.packed",
     "load_state_dict": "hpx.runtime.load",
     "restore": "hpx.runtime.restore",
     "state_dict": "hpx.runtime.restore",

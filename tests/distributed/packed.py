@@ -7,7 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.tensor import DTensor
 
 import hpx
@@ -18,7 +24,7 @@ from tests.distributed.equality_models import MODELS, PADDING, VOCABULARY
 from tests.distributed.test_apply_cases import differences
 from tests.hpx.derive.models import family
 
-__all__ = ["PACKED", "packed_deviations", "saved", "there_and_back"]
+__all__ = ["PACKED", "packed_deviations", "resumed", "saved", "there_and_back"]
 
 _NOISE = 1e-15
 _GPT2: dict[str, Any] = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
@@ -129,6 +135,49 @@ def saved(name: str, mesh: str, fsdp: bool) -> dict[str, Any]:
         "differences": differences(hpx.state_dict(model), before),
         "again": differences(hpx.state_dict(model), before),
     }
+
+
+def resumed(name: str, mesh: str, onto: str, folder: str) -> list[str]:
+    """A step, a checkpoint of pieces, a step; and from it the same second step elsewhere."""
+
+    def made(mesh: str) -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = built(name, torch.float64)
+        hpx.fully_shard(applied_to(model, mesh))
+        return model, torch.optim.AdamW(model.parameters(), lr=0.01)
+
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        torch.manual_seed(1)
+        loss = model(torch.randint(VOCABULARY, (2, 8))).logits.square().mean()
+        torch.autograd.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    model, optimizer = made(mesh)
+    train(model, optimizer)
+    with hpx.in_rank_order(model) as order:
+        weights, moments = get_state_dict(model, optimizer)
+    state_dict_saver.save(
+        {"model": weights, "optimizer": moments, "order": order}, checkpoint_id=folder
+    )
+    saved = hpx.state_dict(model)
+    train(model, optimizer)
+
+    other, again = made(onto)
+    with hpx.in_rank_order(other) as order:
+        weights, moments = get_state_dict(other, again)
+        state: dict[str, Any] = {"model": weights, "optimizer": moments, "order": order}
+        try:
+            state_dict_loader.load(state, checkpoint_id=folder)
+        except Exception as error:  # noqa: BLE001 - torch wraps what an entry raises
+            return [str(error)]
+        set_state_dict(
+            other, again, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+        )
+    faults = differences(hpx.state_dict(other), saved)
+    train(other, again)
+    found, expected = hpx.state_dict(other), hpx.state_dict(model)
+    faults += [k for k, v in found.items() if deviation(v, expected[k]) > 1e-9]
+    return [*faults, *([] if _said(model.state_dict) else ["the guard stayed open"])]
 
 
 def _loaded(model: nn.Module, before: dict[str, Tensor]) -> list[str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from tests.distributed.packed import PACKED, packed_deviations, saved, there_and_back
+from tests.distributed.packed import PACKED, packed_deviations, resumed, saved, there_and_back
 from tests.distributed.pool import Pool
 
 LIMIT = 1e-9
@@ -86,3 +88,20 @@ def test_only_the_state_dict_of_hpx_is_given_and_it_has_the_order_of_the_model(
         assert found["loaded by hpx"] == []
         assert found["something else loaded"] == ""
         assert (found["differences"], found["again"]) == ([], [])
+
+
+@pytest.mark.parametrize("name", ["phi3, four kv heads", "gpt2"])
+def test_a_checkpoint_of_pieces_is_resumed_on_the_mesh_that_it_was_saved_on(
+    name: str, gloo: Pool, tmp_path: Path
+) -> None:
+    for faults in gloo.run(resumed, 4, name, "dp=2,tp=2", "dp=2,tp=2", str(tmp_path / "saved")):
+        assert faults == []
+
+
+def test_a_checkpoint_of_pieces_is_refused_where_they_are_others(
+    gloo: Pool, tmp_path: Path
+) -> None:
+    for faults in gloo.run(resumed, 4, "gpt2", "dp=2,tp=2", "dp=1,tp=4", str(tmp_path / "saved")):
+        assert len(faults) == 1
+        assert "the checkpoint has its rows in another order" in faults[0]
+        assert "each in 2, and the model has dim 1: q 32, k 32, v 32, each in 4" in faults[0]
