@@ -126,18 +126,21 @@ def _check_graph(graph: Mapping[str, Any]) -> int:
             raise _damaged(where, "is not [parent, place, name, node]")
         if not (0 <= link[0] < size and 0 <= link[3] < size):
             raise _damaged(where, f"names nodes of {size} that do not exist")
-    _check_feeds(graph.get("feeds", []), size)
+    _check_flow(graph.get("flow", []), size)
     return size
 
 
-def _check_feeds(feeds: object, size: int) -> None:
-    if not isinstance(feeds, list):
-        raise _damaged("graph.feeds", "is no list")
-    for number, edge in enumerate(feeds):
-        where = f"graph.feeds[{number}]"
-        if not isinstance(edge, list) or list(map(type, edge)) != [int, int]:
-            raise _damaged(where, "is not [from, to]")
-        _check_ids(edge, size, where)
+def _check_flow(flow: object, size: int) -> None:
+    if not isinstance(flow, list):
+        raise _damaged("graph.flow", "is no list")
+    for number, point in enumerate(flow):
+        where = f"graph.flow[{number}]"
+        if not isinstance(point, list) or list(map(type, point)) != [int, list]:
+            raise _damaged(where, "is not [module, [points before it]]")
+        if not -1 <= point[0] < size:
+            raise _damaged(where, f"names node {point[0]} of {size}")
+        if not all(type(one) is int and 0 <= one < number for one in point[1]):
+            raise _damaged(where, f"takes from {point[1]}, which are not points before it")
 
 
 def _child_sizes(children: Sequence[Any], sizes: Sequence[int], where: str) -> Iterator[int]:
