@@ -36,7 +36,7 @@ from hpx.runtime.local import local_part
 from hpx.runtime.meshes import Meshes
 from hpx.runtime.outputs import on_output
 from hpx.runtime.sequence import enter_stream, sum_into_stream
-from hpx.runtime.stream import Whole, following
+from hpx.runtime.stream import Whole
 
 __all__ = ["install"]
 
@@ -86,10 +86,8 @@ class _Region:
     ) -> Arguments | None:
         if not self.sequence:
             return self.inputs.copied(args, kwargs, self.group.group)
-        stream = call.stream
-        if stream is not None and following(stream):
-            stream.check(self.inputs.value(args, kwargs), self.name)
-        return self.inputs.gathered(args, kwargs, self.group.group)
+        assert call.stream is not None
+        return self.inputs.gathered(args, kwargs, self.group.group, call.stream.length)
 
     def leave(self, _module: nn.Module, _call: Call, result: Any) -> Any:
         if self.output is None:

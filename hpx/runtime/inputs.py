@@ -105,20 +105,20 @@ class Inputs:
         return self._with_others(*self.changed(args, kwargs, copied), copied)
 
     def gathered(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], group: ProcessGroup
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], group: ProcessGroup, length: int
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with the wanted inputs gathered from parts of a sequence into the region.
 
         What another sequence gives (the states of an encoder) is whole, and copied in.
 
         Raises:
-            NotRunnableError: As `copied`.
+            NotRunnableError: As `copied`; or the first one does not have the positions of a rank.
         """
         first = self.value(args, kwargs)
 
         def enter(x: Tensor) -> Tensor:
             if x is first or _is_beside(x, first):
-                return gather_for_region(x, group, self.name)
+                return gather_for_region(x, group, self.name, length)
             return copy_to_region(x, group)
 
         entered = _Once(enter)

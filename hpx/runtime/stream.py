@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 
 from hpx.errors import NotRunnableError
 from hpx.runtime.around import Call, around, fill
@@ -30,7 +29,7 @@ from hpx.runtime.inputs import Inputs
 from hpx.runtime.journal import Journal
 from hpx.runtime.meshes import Meshes
 from hpx.runtime.outputs import on_output
-from hpx.runtime.sequence import enter_stream, leave_stream
+from hpx.runtime.sequence import enter_stream, leave_stream, own_length
 
 __all__ = ["Stream", "Whole", "install"]
 
@@ -69,15 +68,14 @@ class Stream:
     Attributes:
         name: The module that runs them.
         number: How many layers there are.
-        length: Positions over all ranks.
-        own: Positions of this rank.
+        length: Positions over all ranks, in the forward that ran last.
         at: The layer that ran last; -1 outside of the layers.
     """
 
     def __init__(self, name: str, number: int) -> None:
         self.name = name
         self.number = number
-        self.length = self.own = 0
+        self.length = 0
         self.at = -1
 
     def enter(self, index: int, name: str) -> None:
@@ -97,30 +95,10 @@ class Stream:
             )
         self.at = index
 
-    def check(self, x: object, name: str) -> None:
-        """Look at what enters a region.
 
-        Raises:
-            NotRunnableError: It does not have the positions of one rank.
-        """
-        shape = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
-        if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[1] != self.own:
-            raise NotRunnableError(
-                f"the input of {name} is {shape}, and should be [batch, {self.own}, features]",
-                why=f"of {self.length} positions this rank has {self.own}: under sequence"
-                " parallelism it takes what the layers before it have left",
-                fix="give it the hidden states of its layer as they are, or"
-                " insert-collectives{sp=false}",
-            )
-
-
-def following(stream: Stream | None) -> bool:
+def _following() -> bool:
     """Whether a call is one of a forward: layers that are computed again in backward are not."""
-    return (
-        stream is not None
-        and not torch.compiler.is_compiling()
-        and torch._C._current_graph_task_id() == -1
-    )
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() == -1
 
 
 class _Runs:
@@ -135,11 +113,11 @@ class _Runs:
 
     def leave(self, _module: nn.Module, _call: Call, result: Any) -> Any:
         stream = self.stream
-        if following(stream) and stream.at >= 0:
+        if _following() and stream.at >= 0:
             raise NotRunnableError(
                 f"{stream.name or 'the model'} ends after layer {stream.at} of {stream.number}",
                 why=f"the sequence is gathered after layer {stream.number - 1}, so that what it"
-                f" returns would be {stream.own} of {stream.length} positions",
+                f" returns would be a part of {stream.length} positions",
                 fix="run all layers, or insert-collectives{sp=false}",
             )
         states = getattr(result, "hidden_states", None)
@@ -151,9 +129,11 @@ class _Runs:
     def _whole(self, state: Any) -> Any:
         """A hidden state that somebody recorded between two layers."""
         stream = self.stream
-        if not isinstance(state, Tensor) or state.dim() != 3 or state.shape[1] != stream.own:
+        own = own_length(stream.length, self.group.size)
+        if not isinstance(state, Tensor) or state.dim() != 3 or state.shape[1] != own:
             return state
-        return leave_stream(state, self.group.group, f"hidden states of {stream.name}")
+        name = f"hidden states of {stream.name}"
+        return leave_stream(state, self.group.group, name, stream.length)
 
 
 class _Layer:
@@ -172,20 +152,15 @@ class _Layer:
         self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _call: Call
     ) -> Arguments | None:
         stream = self.stream
-        forward = following(stream)
-        if forward:
+        if _following():
             stream.enter(self.index, self.name)
-        if forward:
             self._check_others(args, kwargs)
         if not self.first:
-            if forward:
-                stream.check(self.inputs.value(args, kwargs), self.name)
             return None
 
         def cut(x: Tensor) -> Tensor:
             own = enter_stream(x, self.group.group, self.name)
-            if forward:
-                stream.length, stream.own = x.shape[1], own.shape[1]
+            stream.length = x.shape[1]
             return own
 
         return self.inputs.changed(args, kwargs, cut)
@@ -212,9 +187,10 @@ class _Layer:
     def leave(self, _module: nn.Module, _call: Call, result: Any) -> Any:
         if not self.last:
             return None
-        if following(self.stream):
+        if _following():
             self.stream.at = -1
-        return on_output(result, lambda x: leave_stream(x, self.group.group, self.name), self.name)
+        group, length = self.group.group, self.stream.length
+        return on_output(result, lambda x: leave_stream(x, group, self.name, length), self.name)
 
 
 class Whole:
@@ -228,20 +204,11 @@ class Whole:
     def enter(
         self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call
     ) -> Arguments | None:
-        if following(call.stream):
-            assert call.stream is not None
-            call.stream.check(self.inputs.value(args, kwargs), self.name)
-        return self.inputs.whole(args, kwargs, self._gather)
+        assert call.stream is not None
+        length = call.stream.length
+        group = self.group.group
+        return self.inputs.whole(args, kwargs, lambda x: leave_stream(x, group, self.name, length))
 
     def leave(self, _module: nn.Module, _call: Call, result: Any) -> Any:
-        return on_output(result, self._own, self.name)
-
-    def _gather(self, x: Tensor) -> Tensor:
-        return leave_stream(x, self._group, self.name)
-
-    def _own(self, x: Tensor) -> Tensor:
-        return enter_stream(x, self._group, self.name)
-
-    @property
-    def _group(self) -> ProcessGroup:
-        return self.group.group
+        group = self.group.group
+        return on_output(result, lambda x: enter_stream(x, group, self.name), self.name)

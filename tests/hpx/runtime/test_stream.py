@@ -91,13 +91,14 @@ def test_a_module_that_is_computed_whole_gets_all_its_activations_whole(
     assert [layer.mixer.lengths for layer in model.layers] == [[6]] * 3
 
 
-def test_a_length_that_the_ranks_do_not_divide_is_an_error_with_the_numbers(
-    fake_group: FakeGroup,
+@pytest.mark.parametrize(("length", "own"), [(7, 4), (1, 1)])
+def test_a_length_that_the_ranks_do_not_divide_is_filled_up(
+    length: int, own: int, fake_group: FakeGroup
 ) -> None:
     model = sharded(Model(), fake_group)
-    with pytest.raises(NotRunnableError, match=r"a sequence of 7 cannot be divided by tp = 2") as e:
-        model(torch.randn(2, 7, 4))
-    assert "pad the sequence to 8" in str(e.value)
+    assert model(torch.randn(2, length, 4)).shape == (2, length, 4)
+    assert [layer.lengths for layer in model.layers] == [[own]] * 3
+    assert [layer.mixer.lengths for layer in model.layers] == [[length]] * 3
 
 
 def test_a_stream_of_other_dims_is_an_error(fake_group: FakeGroup) -> None:
