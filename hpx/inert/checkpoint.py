@@ -105,7 +105,7 @@ class _Storages:
         self.found: Final[dict[str, Storage]] = {}
 
     def persistent(self, identity: object) -> object:
-        if type(identity) is tuple and identity[:1] == ("module",) and len(identity) == 4:
+        if type(identity) is tuple and len(identity) == 4 and identity[0] == "module":
             return identity[1]  # the old format saves the source text of classes beside them
         storage = storage_from(identity)
         known = self.found.setdefault(storage.key, storage)
@@ -184,8 +184,8 @@ def _check_old_storages(
         if storage is None:
             raise damaged(shown, "its list of storages is not that of its tensors")
         count = int.from_bytes(data[start : start + _SIZE_BYTES], "little", signed=True)
-        if count != storage.count:
-            raise _lying(shown, storage.key, storage.count, count, "elements")
+        if count != storage.elements:
+            raise _lying(shown, storage.key, storage.elements, count, "elements")
         start += _SIZE_BYTES + storage.bytes
         if start > len(data):
             raise damaged(shown, f"storage {key!r} is cut off")

@@ -19,6 +19,7 @@ from hpx.inert.effects import call, text_of
 from hpx.inert.errors import AbsurdError, DamagedError
 from hpx.inert.opcodes import RARE
 from hpx.inert.pause import no_collection
+from hpx.inert.shortcut import Shortcut
 from hpx.inert.values import Name
 
 __all__ = ["Machine"]
@@ -76,11 +77,23 @@ class Machine:
         """
         try:
             with no_collection():
-                return self._run()
+                return self._run_once_or_twice()
         except _BROKEN as error:
             if isinstance(error, IndexError) and self.position >= len(self.data):
                 raise DamagedError("it ends in the middle") from None
             raise DamagedError(f"byte {self.position}: it does not go on as pickles do") from None
+
+    def _run_once_or_twice(self) -> object:
+        start = self.position
+        shortcut = Shortcut(self.data, self.memo, self.persistent)
+        try:
+            return self._run(shortcut)
+        except _BROKEN:
+            if not shortcut.used:
+                raise
+        # It may refer to a value that the shortcut did not keep.
+        self.position, self.stack, self.marks, self.memo = start, [], [], {}
+        return self._run(None)
 
     def name(self, module: str, name: str) -> Name:
         """The one value for a name."""
@@ -102,7 +115,7 @@ class Machine:
             raise AbsurdError(f"it numbers a value {number}, with {len(self.data)} bytes in all")
         self.memo[number] = self.stack[-1]
 
-    def _run(self) -> object:
+    def _run(self, shortcut: Shortcut | None) -> object:
         # One loop over the opcodes that state dicts are made of; every other one is a function of
         # its own. 100,000 tensors are three million opcodes, and a call for each would double it.
         data, position = self.data, self.position
@@ -125,8 +138,15 @@ class Machine:
                     stack.append(memo[data[position]])
                     position += 1
                 elif code == 0x94:  # MEMOIZE
+                    if shortcut and shortcut.used:
+                        raise KeyError(len(memo))
                     memo[len(memo)] = stack[-1]
                 elif code == 0x28:  # MARK
+                    if shortcut and data[position] == 0x28 and stack:  # a tensor's arguments
+                        found = shortcut.tensor(stack[-1], position)
+                        if found is not None:
+                            stack[-1], position = found
+                            continue
                     self.marks.append(stack)
                     stack = []
                     if len(self.marks) > _DEEPEST:

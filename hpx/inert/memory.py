@@ -128,7 +128,7 @@ def check_bounds(tensor: Tensor, name: str) -> None:
     reach = tensor.offset + 1
     for size, step in zip(tensor.shape, strides, strict=True):
         reach += (size - 1) * step
-    count = storage.count
+    count = storage.elements
     if tensor.dtype != storage.dtype:
         reach *= ITEM_SIZES[tensor.dtype]
         count = storage.bytes

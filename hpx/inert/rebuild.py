@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from hpx.inert.dtypes import DTYPES
+from hpx.inert.dtypes import DTYPES, ITEM_SIZES
 from hpx.inert.effects import set_items
 from hpx.inert.errors import DamagedError
 from hpx.inert.values import Bag, Name, Object, Storage, Tensor
@@ -281,9 +281,11 @@ def storage_from(identity: object) -> Storage:
         raise DamagedError("a storage has no name")
     if type(count) is not int or count < 0 or count >= _LARGEST:
         raise DamagedError("a storage's size is no number")
+    device = device.partition(":")[0]
+    size_in_bytes = count * ITEM_SIZES[dtype]
     start = 0
     if len(identity) == 6 and identity[5] is not None:  # a view: its key, first element and size
         start, size = _sizes(identity[5][1:], "view")
         if start + size > count:
             raise DamagedError("a view of a storage ends behind it")
-    return Storage(key, dtype, count, device.partition(":")[0], start)
+    return tuple.__new__(Storage, (key, dtype, count, device, size_in_bytes, start))

@@ -7,9 +7,9 @@ some n values. None of them compares or hashes by its contents.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
-from hpx.inert.dtypes import ITEM_SIZES, STORAGES
+from hpx.inert.dtypes import STORAGES
 
 __all__ = ["Bag", "Name", "Object", "Opaque", "Storage", "Tensor"]
 
@@ -104,27 +104,21 @@ class Opaque:
         return f"<a {type(self.value).__name__}>"
 
 
-class Storage:
-    """A piece of memory that the file describes.
+class Storage(NamedTuple):
+    """A piece of memory that the file describes."""
 
-    Attributes:
-        key: Its name in the file.
-        dtype: What its elements are; ``uint8`` where the file does not say.
-        count: How many elements.
-        device: Where it was, such as ``cuda``.
-        start: First element, of a view on a larger storage.
-        bytes: Its size.
-    """
-
-    __slots__ = ("bytes", "count", "device", "dtype", "key", "start")
-
-    def __init__(self, key: str, dtype: str, count: int, device: str, start: int = 0) -> None:
-        self.key: Final = key
-        self.dtype: Final = dtype
-        self.count: Final = count
-        self.device: Final = device
-        self.start: Final = start
-        self.bytes: Final = count * ITEM_SIZES[dtype]
+    key: str
+    """Its name in the file."""
+    dtype: str
+    """What its elements are; ``uint8`` where the file does not say."""
+    elements: int
+    """How many elements."""
+    device: str
+    """Where it was, such as ``cuda``."""
+    bytes: int
+    """Its size."""
+    start: int = 0
+    """First element, of a view on a larger storage."""
 
 
 class Tensor:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import pickle
+import zipfile
 from collections import OrderedDict
+from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hpx.inert.errors import AbsurdError, DamagedError
 from hpx.inert.machine import Machine
 from hpx.inert.rebuild import call_of, storage_from
-from hpx.inert.values import Bag, Name, Object, Opaque
+from hpx.inert.shortcut import Shortcut
+from hpx.inert.values import Bag, Name, Object, Opaque, Tensor
 from hpx.inert.weigh import check_weight
 
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
@@ -189,3 +194,72 @@ def test_a_list_that_is_given_again_and_again_is_gone_through_once() -> None:
 
 def test_a_call_of_what_is_no_name_is_a_description() -> None:
     assert isinstance(read(b"N)R."), Object)
+
+
+# -- the shortcut for tensors --------------------------------------------------------------------
+
+
+def saved(content: object) -> bytes:
+    """The pickle in a file of torch.save."""
+    with io.BytesIO() as file:
+        torch.save(content, file)
+        with zipfile.ZipFile(file) as archive:
+            return archive.read(next(n for n in archive.namelist() if n.endswith("data.pkl")))
+
+
+def described(value: object) -> object:
+    """A value without its identities, to compare two."""
+    if isinstance(value, dict):
+        return {key: described(inner) for key, inner in value.items()}
+    if isinstance(value, Tensor):
+        fields = [getattr(value, name) for name in Tensor.__slots__]
+        return [repr(type(value)), *map(described, fields)]
+    return [described(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def many(**more: object) -> dict[str, object]:
+    """So many tensors that the memo's numbers are long, of every kind that the shortcut takes."""
+    content: dict[str, object] = {f"t{n}": torch.zeros(n % 3 + 1, 2) for n in range(60)}
+    content["long"] = torch.zeros(70_000)
+    content["middle"] = torch.zeros(300, 2, 5).permute(2, 0, 1)[1:]
+    content["scalar"] = torch.zeros(())
+    content["four"] = torch.zeros(1, 2, 3, 4)
+    content["half"] = torch.zeros(2, dtype=torch.float16)
+    content["trained"] = torch.zeros(2, requires_grad=True)
+    content["parameter"] = torch.nn.Parameter(torch.zeros(2))
+    content["again"] = content["t50"]
+    return content | more
+
+
+def test_the_shortcut_reads_what_the_opcodes_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = saved(many())
+    short = read(stream)
+    monkeypatch.setattr(Shortcut, "tensor", lambda *_: None)
+    assert described(short) == described(read(stream))
+    assert isinstance(short, dict)
+    assert short["again"] is short["t50"]
+
+
+def test_the_shortcut_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[bool] = []
+    real = Shortcut.tensor
+
+    def tensor(*args: Any) -> object:
+        found = real(*args)
+        taken.append(found is not None)
+        return found
+
+    monkeypatch.setattr(Shortcut, "tensor", tensor)
+    read(saved(many()))
+    assert sum(taken) > 30
+
+
+@pytest.mark.parametrize("seek", [b"q\x05", b"\x94"], ids=["a number", "the next number"])
+def test_a_stream_that_refers_to_what_the_shortcut_left_out_is_read_again(seek: bytes) -> None:
+    stream = saved(many())
+    # The shape of the tensor under "t50", by the number that the stream gives it.
+    inner = stream[stream.index(b"t50") :]
+    number = inner[inner.index(b"\x86r") + 2 :][:4]
+    found = read(stream[:-1] + seek + b"j" + number + b"\x86.")
+    assert isinstance(found, tuple)
+    assert found[1] == (3, 2)

@@ -161,12 +161,12 @@ def state_dicts(draw: st.DrawFn) -> StateDict:
         if earlier and again:
             tensor = earlier[draw(st.integers(0, len(earlier) - 1))]
             rows = draw(st.integers(0, tensor.shape[0])) if tensor.dim() else 0
-            tensor = tensor if draw(st.booleans()) or not rows else tensor[rows:]
+            tensor = tensor if draw(st.booleans()) or not rows else tensor.detach()[rows:]
         else:
             shape = draw(st.lists(st.integers(0, 3), max_size=4))
             tensor = torch.zeros(shape).to(draw(st.sampled_from(DTYPES)))
         if tensor.dim() > 1 and draw(st.booleans()):
-            tensor = tensor.transpose(0, 1)
+            tensor = tensor.detach().transpose(0, 1)
         content[f"t{number}"] = (
             nn.Parameter(tensor, draw(st.booleans()))
             if (tensor.is_floating_point() and draw(st.booleans()))
