@@ -89,6 +89,12 @@ def run_command(
         Literal["auto", "given"],
         typer.Option(help="auto sorts the passes; given only checks the order as listed."),
     ] = "auto",
+    dataflow: Annotated[
+        bool,
+        typer.Option(
+            "--dataflow", help="Trace the model, and check what flows into each boundary."
+        ),
+    ] = False,
     output: Annotated[
         str | None, typer.Option("--output", "-o", metavar="FILE", help="Save the run as JSON.")
     ] = None,
@@ -113,8 +119,9 @@ def run_command(
     with Progress(f"reading {model}") as progress:
         from hpx.graph.sources import open_model
         from hpx.run import run
+        from hpx.tools._flow import open_traced
 
-        graph = open_model(model)
+        graph = open_traced(model, progress) if dataflow else open_model(model)
         with leaving_failures(output, model, spec, format_pipeline(passes), order):
             done = run(graph, sharding, spec, passes, order=order, progress=progress.step)
         progress.say("writing")

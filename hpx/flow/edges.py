@@ -73,12 +73,13 @@ class _Reader:
         running = self.running(operator, here)
         origins = (o for name in operator.inputs for o in self.origins.get(name, ()))
         came = tuple(o for o in dict.fromkeys(origins) if o != running)
-        if running is not None:
+        if running is not None and all(origin < running for origin in came):
             self.made[running][1].update(dict.fromkeys(came))
             self.touched[operator.name] = running
             self.origins[operator.name] = (running,)
-        elif self.begins(operator, here, came):
-            self.made.append((here, dict.fromkeys(came)))
+        elif running is not None or self.begins(operator, here, came):
+            before = came if running is None else (running, *came)
+            self.made.append((here, dict.fromkeys(before)))
             point = len(self.made) - 1
             self.origins[operator.name] = (point,)
             if here in self.owners:

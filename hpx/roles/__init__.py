@@ -22,6 +22,7 @@ from hpx.mesh import MeshSpec
 from hpx.plan import ShardingPlan
 from hpx.roles.derive import Deriver
 from hpx.roles.sequence import in_parts
+from hpx.roles.traced import check_flow
 from hpx.roles.types import Role, Roles
 
 __all__ = ["Role", "Roles", "roles"]
@@ -49,7 +50,12 @@ def roles(
     found = Deriver(graph, plan).roles()
     if loss == "parallel":
         found = _with_columns(graph, found)
-    return in_parts(graph, found) if sp else found
+    if sp:
+        found = in_parts(graph, found)
+    if graph.flow:
+        flowing = check_flow(graph, found, mesh.size("tp"))
+        found = replace(found, findings=[*found.findings, *flowing])
+    return found
 
 
 def _with_columns(graph: ModuleGraph, found: Roles) -> Roles:

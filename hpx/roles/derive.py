@@ -66,7 +66,14 @@ class Deriver:
         order = {node.id: at for at, node in enumerate(self.graph.modules())}
         boundaries = sorted(self.found.values(), key=lambda role: order[role.module])
         self.findings.sort(key=lambda finding: finding.node)
-        return Roles(boundaries, self.findings, self.beside.whole, self.beside.partial, self.widths)
+        return Roles(
+            boundaries,
+            self.findings,
+            self.beside.whole,
+            self.beside.partial,
+            self.widths,
+            columns=frozenset(cut.owner for cut in self.cuts.columns),
+        )
 
     # -- boundaries --------------------------------------------------------------------------
 

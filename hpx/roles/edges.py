@@ -18,7 +18,7 @@ from hpx.roles.cuts import Cuts, tp_dim
 from hpx.roles.places import Places, of_all_layers
 from hpx.roles.types import Cut, Role, Roles
 
-__all__ = ["Edge", "State", "check_edges", "check_sums", "gives", "takes"]
+__all__ = ["Edge", "State", "check_edges", "check_sums", "gives", "takes", "texts"]
 
 State: TypeAlias = Literal["R", "P", "S(-1)", "S(1)"]
 _TEXTS: Final[Mapping[State, str]] = {
@@ -27,6 +27,11 @@ _TEXTS: Final[Mapping[State, str]] = {
     "S(-1)": "S(-1), some columns on every rank",
     "S(1)": "S(1), some positions on every rank",
 }
+
+
+def texts(state: State) -> str:
+    """A state with what it means."""
+    return _TEXTS[state]
 
 
 class Edge(NamedTuple):

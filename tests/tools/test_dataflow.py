@@ -1,0 +1,33 @@
+"""``hpx run --dataflow``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import hpx
+from hpx import bundled
+from hpx.tools.cli import main
+
+PLAN = str(Path(__file__).parents[2] / "docs" / "examples" / "tiny-llama" / "plan.yaml")
+
+
+def test_a_run_has_the_edges_and_says_how_they_were_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "run.json")
+    arguments = ["hpx.bundled:tiny_llama", "--plan", PLAN, "--dataflow", "-o", path]
+    assert main(["run", *arguments]) == 0
+    assert "36 dataflow edges by torch.export" in capsys.readouterr().err
+    assert len(hpx.Run.load(path).graph.feeds) == 36
+
+
+def test_a_checkpoint_has_nothing_to_trace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "model.pt"
+    torch.save(bundled.tiny_llama().state_dict(), path)
+    assert main(["run", str(path), "--plan", PLAN, "--dataflow"]) == 2
+    assert "has no code to trace" in capsys.readouterr().err
