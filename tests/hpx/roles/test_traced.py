@@ -42,8 +42,8 @@ class Early(nn.Module):
         self.late = Mlp()
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.late(self.mlp.up(x)[..., :8])
-        return out + self.mlp(x)
+        out: Tensor = self.late(self.mlp.up(x)[..., :8]) + self.mlp(x)
+        return out
 
 
 class Around(nn.Module):
