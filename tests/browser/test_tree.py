@@ -189,6 +189,20 @@ def test_the_same_dim_has_one_colour_on_every_axis(show: Open, moe_run: Run) -> 
     assert "R token whole" in classes
 
 
+def test_colours_tell_dtypes_passes_or_bytes_if_asked_so(show: Open, moe_run: Run) -> None:
+    page = show(moe_run, color_by="dtype")
+    colour = "document.querySelector('.row .{} .token').className"
+    assert page.evaluate(colour.format("dtype")) == "token kind0"
+    assert page.evaluate(colour.format("layout")) == "token whole"
+    page.choose("#color", "pass")
+    assert page.evaluate(colour.format("pass")) == "token kind0"
+    page.choose("#color", "bytes")
+    assert "token scale4" in page.evaluate(
+        "[...document.querySelectorAll('.row .bytes .token')].map((chip) => chip.className)"
+    )
+    assert page.complaints == []
+
+
 def test_a_rank_has_its_own_piece(show: Open) -> None:
     plan = ShardingPlan({"a.weight": {"tp": "S(0)"}})
     made = run(graph_of({"a.weight": (5, 4)}), plan, "tp=4", "shard-params{uneven=allow}")

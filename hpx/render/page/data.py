@@ -61,6 +61,7 @@ def page_data(subject: Subject, options: Options, *, start: int) -> dict[str, ob
         "depth": -1 if options.depth is None else options.depth,
         "rank": options.rank or 0,
         "axis": options.axis or "",
+        "colorBy": options.color_by,
         "prefix": subject.graph.path(start),
         "mesh": _mesh_json(subject.mesh),
         "layoutsKnown": tables.has_layouts,

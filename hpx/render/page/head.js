@@ -86,8 +86,28 @@ function finder(query, ...content) {
   return button;
 }
 
+/** What colours tell: a choice, where there is one. */
+function colorChoice() {
+  const label = make('label', '', 'Colour by '), choice = make('select');
+  choice.id = 'color';
+  choice.append(new Option(DATA.layoutsKnown ? 'layout' : 'nothing', 'layout'));
+  if (DATA.passCounts.length) choice.append(new Option('pass', 'pass'));
+  choice.append(new Option('dtype', 'dtype'), new Option('bytes', 'bytes'));
+  choice.value = state.colorBy;
+  if (!choice.value) choice.value = state.colorBy = 'layout';
+  choice.addEventListener('change', () => {
+    state.colorBy = choice.value;
+    redraw();
+    drawLegend();
+    byId('color').focus();
+  });
+  label.append(choice);
+  return label;
+}
+
 function drawLegend() {
   const box = byId('legend');
+  box.replaceChildren(colorChoice());
   const group = (word, items) => {
     if (!items.length) return;
     const part = make('div');
@@ -99,9 +119,14 @@ function drawLegend() {
     if (meaning) button.append(make('span', 'quiet', ` ${meaning}`));
     return button;
   }));
-  group('Decided by', DATA.passCounts.map(([pass, number]) => finder(`pass:${pass}`, `${printable(pass)} ${grouped(number)}`)));
-  if (DATA.dtypeCounts.length > 1) {
-    group('Dtypes', DATA.dtypeCounts.map(([dtype, number]) => finder(`dtype:${dtype}`, `${dtype} ${grouped(number)}`)));
+  group('Decided by', DATA.passCounts.map(([pass, number]) => finder(`pass:${pass}`, kindChip('pass', pass, DATA.passCounts), ` ${grouped(number)}`)));
+  if (DATA.dtypeCounts.length > 1 || state.colorBy === 'dtype') {
+    group('Dtypes', DATA.dtypeCounts.map(([dtype, number]) =>
+      finder(`dtype:${dtype}`, kindChip('dtype', dtype, DATA.dtypeCounts), ` ${grouped(number)}`)));
+  }
+  if (state.colorBy === 'bytes') {
+    group('Bytes', [...Array(SCALE_STEPS).keys()].map((step) =>
+      make('span', `token scale${step}`, step === SCALE_STEPS - 1 ? 'much' : step ? '×4' : 'little')));
   }
   if (DATA.rules.length) {
     const idle = DATA.rules.filter((rule) => !rule[5]).length;

@@ -18,8 +18,30 @@ function make(tag, className = '', text = '', ...children) {
 
 const HAS_CLASSES = TREE.classes.some((name) => name);
 
+/** A layout's token; coloured by what it says, unless colours tell something else. */
 function tokenChip(token) {
-  return make('span', `token ${shadeOf(token)}`, token === '' ? 'other mesh' : token);
+  const shade = shadeOf(token);
+  const plain = state.colorBy !== 'layout' && !['none', 'off'].includes(shade);
+  return make('span', `token ${plain ? 'whole' : shade}`, token === '' ? 'other mesh' : token);
+}
+
+/** A word of a column: coloured by its place among the others, if colours tell of this column. */
+function kindChip(by, name, counts) {
+  if (state.colorBy !== by || !name) return name;
+  const place = counts.findIndex(([one]) => one === name);
+  return make('span', `token ${place < 0 ? 'whole' : `kind${Math.min(place, 5)}`}`, printable(name));
+}
+
+const SCALE_STEPS = 5;
+let largestRow = 0;  // the most bytes of a row that is listed
+
+/** Bytes; coloured from little to much, each step a quarter of the one above. */
+function bytesChip(bytes) {
+  const text = bytesText(bytes);
+  if (state.colorBy !== 'bytes') return text;
+  let step = SCALE_STEPS - 1;
+  for (let bound = largestRow; step > 0 && bytes * 4 <= bound; bound /= 4) step--;
+  return make('span', `token scale${step}`, text);
 }
 
 function bar(shares) {
@@ -65,7 +87,7 @@ function nameCell(row, facts) {
     cell.append(badge);
   }
   if (facts.mark) cell.append(markOf(facts.mark));
-  else if (facts.alert && !matched) cell.append(make('span', 'mark inside', DATA.comparison.length ? 'changes inside' : '⚠ inside'));
+  else if (facts.alert && !matched) cell.append(DATA.comparison.length ? make('span', 'mark inside changed', 'changes inside') : make('span', 'mark inside', '⚠ inside'));
   else if (facts.warned) cell.append(make('span', 'mark warned', 'warned'));
   return cell;
 }
@@ -74,23 +96,29 @@ function nameCell(row, facts) {
 const COLUMNS = [
   ['shape', 'Shape', (row, facts) => facts.kind === TENSOR ? shapeText(DATA.shapes[T.shape[facts.form]])
     : facts.kind === MODULE ? counted(facts.parameters, 'parameter') : ''],
-  ['dtype', 'Dtype', (row, facts) => facts.kind === TENSOR
-    ? DATA.dtypes[T.dtype[facts.form]][1] + (T.trained[facts.form] || T.kind[facts.form] ? '' : ' frozen') : ''],
+  ['dtype', 'Dtype', (row, facts) => {
+    if (facts.kind !== TENSOR) return '';
+    const box = make('span'), frozen = !T.trained[facts.form] && T.kind[facts.form] === 0;
+    box.append(kindChip('dtype', DATA.dtypes[T.dtype[facts.form]][1], DATA.dtypeCounts), frozen ? ' frozen' : '');
+    return box;
+  }],
   ['layout', 'Layout', (row, facts) => {
     if (facts.kind === TENSOR) return T.kind[facts.form] === 0 ? tokenChip(tokenOfRow(row)) : DATA.kinds[T.kind[facts.form]];
-    return facts.kind === MODULE ? bar(sharesOfRow(row)) : '';
+    return facts.kind === MODULE && state.colorBy === 'layout' ? bar(sharesOfRow(row)) : '';
   }],
   ['local', 'On the rank', (row, facts) => {
     if (facts.kind !== TENSOR || facts.forms.some((form) => T.layout[form] !== T.layout[facts.form])) return '';
     const local = localShape(facts.form, state.rank);
     return local ? shapeText(local) : '';
   }],
-  ['bytes', 'Bytes', (row, facts) => facts.kind === LINK ? ''
-    : bytesText(facts.kind === TENSOR && T.kind[facts.form] ? row.count * tensorBytes[facts.form] : facts.bytes)],
+  ['bytes', 'Bytes', (row, facts) => facts.kind === TENSOR
+    ? bytesChip(row.count * tensorBytes[facts.form])
+    : facts.kind === MODULE ? bytesText(facts.bytes) : ''],
   ['pass', 'Decided by', (row, facts) => {
     if (facts.kind !== TENSOR) return '';
     const passes = new Set(facts.forms.map((form) => T.decided[form]).filter((pass) => pass >= 0));
-    return [...passes].map((pass) => DATA.passes[pass]).join(', ');
+    const text = [...passes].map((pass) => DATA.passes[pass]).join(', ');
+    return passes.size === 1 ? kindChip('pass', text, DATA.passCounts) : text;
   }],
 ].filter(([name]) => DATA.layoutsKnown || !['layout', 'local', 'pass'].includes(name))
   .filter(([name]) => name !== 'pass' || DATA.passes.length)
@@ -161,7 +189,7 @@ function redraw() {
   for (const element of elements.values()) element.remove();
   elements.clear();
   list();
-  widen();
+  measure();
   tree.style.height = `${rows.length * ROW_HEIGHT}px`;
   draw();
   const chosen = chosenRow();
@@ -175,10 +203,14 @@ function redraw() {
   }
 }
 
-/** Make the column of names as wide as the longest needs, within limits. */
-function widen() {
+/** Measure the rows: the column of names is as wide as the longest needs, within limits. */
+function measure() {
   let longest = 0;
-  for (const row of rows) longest = Math.max(longest, 2.2 * row.depth + row.label.length);
+  largestRow = 0;
+  for (const row of rows) {
+    longest = Math.max(longest, 2.2 * row.depth + row.label.length);
+    if (kindOf[row.rep] === TENSOR) largestRow = Math.max(largestRow, row.count * tensorBytes[formOf[row.rep]]);
+  }
   byId('table').style.setProperty('--name', `${Math.min(90, Math.ceil(longest) + 24)}ch`);
 }
 
@@ -213,8 +245,8 @@ function drawColumns() {
     shape: Math.max(18, ...DATA.shapes.map((shape) => shapeText(shape).length)),
     dtype: Math.max(5, ...DATA.dtypes.map((dtype) => dtype[1].length)) + (T.trained.every((is) => is) ? 0 : 7),
     layout: Math.max(11, ...DATA.layouts.map((layout) => layout.token.length)),
-    local: 13, bytes: 10,
-    pass: Math.max(10, ...DATA.passes.map((pass) => pass.length)),
+    local: 13, bytes: 11,
+    pass: Math.max(10, ...DATA.passes.map((pass) => pass.length + 2)),
   };
   for (let form = 0; form < T.count; form++) {
     const local = T.layout[form] < 0 ? null : localShape(form, state.rank);
@@ -223,7 +255,7 @@ function drawColumns() {
   const tracks = COLUMNS.map(([name]) => `${Math.min(widths[name], 30) + 1}ch`);
   byId('table').style.setProperty('--columns', `minmax(16rem, var(--name)) ${tracks.join(' ')}`);
   const least = COLUMNS.reduce((sum, [name]) => sum + Math.min(widths[name], 30) + 1, 0);
-  byId('table').style.setProperty('--least', `calc(16rem + ${least}ch + ${14 * COLUMNS.length + 48}px)`);
+  byId('table').style.setProperty('--least', `calc(16rem + ${least}ch + ${12 * COLUMNS.length + 48}px)`);
   const heads = COLUMNS.map(([name, title]) => {
     const text = name === 'layout' && state.axis ? `On ${state.axis}`
       : name === 'local' ? `On rank ${state.rank}` : title;

@@ -16,6 +16,7 @@ const state = {
   axis: '',
   rank: DATA.rank,
   sort: DATA.sort,
+  colorBy: DATA.colorBy,
   query: '',
   selected: null,
 };
