@@ -51,26 +51,38 @@ def graph_from_names(
     builder = GraphBuilder()
     tied: dict[str, int] = {}
     specs: dict[object, tuple[TensorKind, TensorSpec]] = {}
-    # Below the root for as long as there are only wrappers, `module` is the name of one, too.
+    modules: dict[str | None, ModuleSpec] = {}
     todo: list[tuple[int, str, _Folder, bool]] = [(-1, "", _tree(tensors), True)]
     while todo:
         parent, name, folder, outermost = todo.pop()
-        wrapper = _wrapper(folder, outermost)
-        here = builder.module(parent, name, ModuleSpec(cls="", wrapper=wrapper))
-        inner: list[tuple[int, str, _Folder, bool]] = []
+        own: list[NamedTensor] = []
+        inner: list[tuple[str, _Folder]] = []
         for part, item in folder.items():
             if isinstance(item, dict):
-                inner.append((here, part, item, outermost and wrapper is not None))
-                continue
-            same = item.same_as or item.name
+                inner.append((part, item))
+            else:
+                own.append(item)
+        wrapper = _wrapper(inner[0][0], outermost and not own) if len(inner) == 1 else None
+        if wrapper not in modules:
+            modules[wrapper] = ModuleSpec(cls="", wrapper=wrapper)
+        here = builder.module(parent, name, modules[wrapper])
+        for tensor in own:
+            last = tensor.name.rpartition(".")[2]
+            same = tensor.same_as or tensor.name
             if same in tied:
-                builder.link(here, part, tied[same])
+                builder.link(here, last, tied[same])
                 continue
-            kind, spec = specs.get(item[1:7]) or specs.setdefault(item[1:7], _spec(item))
-            tied[same] = builder.tensor(kind, here, part, spec)
-        if len(inner) > 1 and all(part.isdecimal() for _, part, _, _ in inner):
-            inner.sort(key=lambda child: int(child[1]))
-        todo.extend(reversed(inner))
+            key = tensor[1:7]
+            known = specs.get(key)
+            if known is None:
+                known = specs[key] = _spec(tensor)
+            kind, spec = known
+            tied[same] = builder.tensor(kind, here, last, spec)
+        if len(inner) > 1 and all(part.isdecimal() for part, _ in inner):
+            inner.sort(key=lambda child: int(child[0]))
+        # Below the root for as long as there are only wrappers, `module` is the name of one, too.
+        only = outermost and wrapper is not None
+        todo += [(here, part, item, only) for part, item in reversed(inner)]
     return builder.finish(source=source, hints=hints, has_structure=False)
 
 
@@ -112,15 +124,9 @@ def _clash(tensor: str, other: str) -> InputError:
     )
 
 
-def _wrapper(folder: _Folder, outermost: bool) -> str | None:
+def _wrapper(name: str, every_name: bool) -> str | None:
     """The name of the only module inside, if it is one that wrappers give."""
-    inner = [part for part, item in folder.items() if isinstance(item, dict)]
-    if len(inner) != 1:
-        return None
-    if inner[0] in WRAPPER_PARTS:
-        return inner[0]
-    every_name = outermost and len(folder) == 1
-    return inner[0] if every_name and inner[0] == "module" else None
+    return name if name in WRAPPER_PARTS or (every_name and name == "module") else None
 
 
 def _spec(tensor: NamedTensor) -> tuple[TensorKind, TensorSpec]:

@@ -21,7 +21,7 @@ from hpx.graph.reading import FOR_RUNS, Reading
 from hpx.inert.checkpoint import Content, read_content
 from hpx.inert.contents import is_module, mapping_of
 from hpx.inert.dtensor import Piece, piece_of, piece_text, placed_as
-from hpx.inert.memory import Memory, check_bounds, local_part
+from hpx.inert.memory import Memory
 from hpx.inert.names import Names, sort_names
 from hpx.inert.values import Object, Opaque, Tensor
 
@@ -149,19 +149,19 @@ def _named_tensors(entries: Mapping[object, object], inside: str | None, shown: 
         if type(name) is not str:
             raise InputError(f"{shown} holds a tensor under {name!r}", why="names are text")
         try:
-            check_bounds(local_part(value), name)
             same = memory.claim(len(tensors), value, (-1, name), name_of)
         except InputError as error:
             raise error.located(shown) from None
         first = None if same is None else tensors[same].same_as or tensors[same].name
-        placed = placed_as(value) if value.cls else None
-        if placed is not None and (piece := piece_of(value, placed)) is not None:
-            pieces[name] = piece
-        grad = value.requires_grad if value.is_parameter else True
-        cls = "" if value.cls == "Parameter" else value.cls
-        tensors.append(
-            NamedTensor(name, value.shape, value.dtype, value.strides, grad, cls, placed, first)
-        )
+        grad, cls, placed = True, value.cls, None
+        if cls:  # a plain tensor has none of these
+            grad = value.requires_grad if value.is_parameter else True
+            cls = "" if cls == "Parameter" else cls
+            placed = placed_as(value)
+            if placed is not None and (piece := piece_of(value, placed)) is not None:
+                pieces[name] = piece
+        fields = (name, value.shape, value.dtype, value.strides, grad, cls, placed, first)
+        tensors.append(tuple.__new__(NamedTensor, fields))
     notes: list[str] = []
     if pieces:
         name, piece = next(iter(pieces.items()))

@@ -11,7 +11,7 @@ from hpx.graph.overlap import View, overlap_error, overlaps
 from hpx.inert.dtypes import ITEM_SIZES
 from hpx.inert.values import Tensor
 
-__all__ = ["Memory", "check_bounds", "local_part"]
+__all__ = ["Memory", "local_part"]
 
 _MOST_COMPARED: Final = 1_000_000
 
@@ -24,6 +24,8 @@ class Memory:
         self._first: dict[str, tuple[int, Tensor]] = {}
         self._shared: dict[str, _Shared] = {}
         self._compared = 0
+        # Nearly all tensors lie as others do: elements from the first to the last.
+        self._reaches: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
 
     def claim(
         self,
@@ -44,13 +46,15 @@ class Memory:
             The number of the earlier tensor; None where there is none.
 
         Raises:
-            InputError: The tensor overlaps a part of an earlier one.
+            InputError: The tensor overlaps a part of an earlier one, or reaches behind the end of
+                its storage.
             TooLargeError: So many tensors lie in between each other that comparing takes too long.
         """
         local = local_part(tensor)
         storage = local.storage
         if storage is None or local.strides is None:
             return None
+        self.check(local, place, name_of)
         first = self._first.get(storage.key)
         if first is None:
             self._first[storage.key] = (number, tensor)
@@ -78,6 +82,30 @@ class Memory:
                 raise overlap_error(view, other, named, (tensor.shape, whole.shape))
         shared.add(number, tensor)
         return None
+
+    def check(self, tensor: Tensor, place: tuple[int, str], name_of: Callable[..., str]) -> None:
+        """Refuse a tensor that reaches behind the end of its storage.
+
+        Raises:
+            InputError: It does.
+        """
+        local = local_part(tensor)
+        storage, shape, strides = local.storage, local.shape, local.strides
+        if storage is None or strides is None or 0 in shape:
+            return
+        reach = self._reaches.get((shape, strides))
+        if reach is None:
+            reach = sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) + 1
+            self._reaches[shape, strides] = reach
+        needed, there = local.offset + reach, storage.elements
+        if local.dtype != storage.dtype:
+            needed, there = needed * ITEM_SIZES[local.dtype], storage.bytes
+        if needed > there:
+            raise InputError(
+                f"'{name_of(*place)}' {list(shape)} reaches behind the end of its storage",
+                why=f"it needs {needed:,} elements or bytes there, and {there:,} are in the file",
+                fix="get the file again: its header does not fit its contents",
+            )
 
 
 class _Shared:
@@ -114,30 +142,6 @@ def local_part(tensor: Tensor) -> Tensor:
         if isinstance(local, Tensor):
             return local
     return tensor
-
-
-def check_bounds(tensor: Tensor, name: str) -> None:
-    """Refuse a tensor that reaches behind the end of its storage.
-
-    Raises:
-        InputError: It does.
-    """
-    storage, strides = tensor.storage, tensor.strides
-    if storage is None or strides is None or 0 in tensor.shape:
-        return
-    reach = tensor.offset + 1
-    for size, step in zip(tensor.shape, strides, strict=True):
-        reach += (size - 1) * step
-    count = storage.elements
-    if tensor.dtype != storage.dtype:
-        reach *= ITEM_SIZES[tensor.dtype]
-        count = storage.bytes
-    if reach > count:
-        raise InputError(
-            f"'{name}' {list(tensor.shape)} reaches behind the end of its storage",
-            why=f"it needs {reach:,} elements or bytes there, and {count:,} are in the file",
-            fix="get the file again: its header does not fit its contents",
-        )
 
 
 def _view(tensor: Tensor) -> View:

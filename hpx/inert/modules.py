@@ -18,7 +18,7 @@ from hpx.graph.hints import config_values
 from hpx.graph.nodes import WRAPPER_PARTS, ModuleSpec, TensorKind, TensorSpec
 from hpx.inert.contents import is_module, mapping_of
 from hpx.inert.dtensor import Piece, piece_of, placed_as
-from hpx.inert.memory import Memory, check_bounds, local_part
+from hpx.inert.memory import Memory, local_part
 from hpx.inert.values import Bag, Object, Tensor
 
 __all__ = ["ModuleContents", "graph_from_object"]
@@ -169,7 +169,7 @@ class _Reader:
         """Refuse what is no tensor, or reaches out of its memory."""
         if type(value) is not Tensor:
             raise self.stray(value, owner, name, "tensor")
-        check_bounds(local_part(value), self.path(owner, name))
+        self.memory.check(value, (owner, name), self.path)
         return value
 
     def add_parameter(self, owner: int, name: str, tensor: Tensor) -> None:

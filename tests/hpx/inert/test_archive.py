@@ -134,3 +134,19 @@ def test_a_file_with_any_byte_changed_is_read_or_one_error(file: Path, old: bool
         file.write_bytes(changed)
         with suppress(HpxError):
             assert {node.spec.dtype for node in open_inert(file).walk() if node.kind != "module"}
+
+
+@pytest.mark.parametrize(
+    ("written", "instead"),
+    [(b"K\x04\x85", b"K\x05\x85"), (b"K\x00K\x04\x85", b"K\x01K\x04\x85")],
+    ids=["a longer shape", "a later start"],
+)
+def test_a_tensor_that_reaches_behind_its_storage_is_refused(
+    file: Path, written: bytes, instead: bytes
+) -> None:
+    with zipfile.ZipFile(file) as archive:
+        stream = archive.read("m/data.pkl")
+    assert written in stream
+    rewrite(file, {"m/data.pkl": stream.replace(written, instead)})
+    with pytest.raises(InputError, match=r"'a' \[\d\] reaches behind the end of its storage"):
+        open_inert(file)
