@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hpx.graph import GraphBuilder, ModuleSpec, TensorSpec
 from hpx.graph.graph import ModuleGraph
 from hpx.plan import ShardingPlan
 from hpx.render import Options, view
@@ -270,4 +271,40 @@ def test_what_is_expanded_does_not_fold(show: Open) -> None:
 def test_five_thousand_levels_open(show: Open) -> None:
     page = show(graph_of({".".join(["a"] * 5000 + ["weight"]): (2,), "b.weight": (2,)}))
     assert len(rows(page)) == 2
+    assert page.complaints == []
+
+
+def wrapped() -> ModuleGraph:
+    """What torch.compile makes of a model of DTensors that uses one module twice."""
+    builder = GraphBuilder()
+    top = builder.module(-1, "", ModuleSpec("OptimizedModule", wrapper="_orig_mod"))
+    net = builder.module(top, "_orig_mod", ModuleSpec("Net"))
+    shared = builder.module(net, "shared", ModuleSpec("Linear"))
+    placed = (("dp", 2, "S(0)"), ("tp", 2, "S(1)"))
+    for name, shape in (("weight", (5, 4)), ("empty", (0, 4))):
+        builder.tensor("parameter", shared, name, TensorSpec(shape, "bfloat16", placed=placed))
+    builder.link(net, "again", shared)
+    return builder.finish(source="compiled")
+
+
+def test_a_wrapper_has_no_row_and_no_part_in_names(show: Open) -> None:
+    page = show(wrapped())
+    assert rows(page) == ["shared.weight", "shared.empty", "again"]
+    page.click(".row .label")
+    assert page.text("#panel .path code") == "shared.weight"
+
+
+def test_a_further_name_of_a_module_leads_to_what_is_in_it(show: Open) -> None:
+    page = show(wrapped())
+    page.click(".row .target")
+    assert page.text(".row.chosen .label") == "shared.weight"
+
+
+def test_dtensors_show_their_own_layouts_without_a_mesh(show: Open) -> None:
+    page = show(wrapped())
+    assert cell(page, "shared.weight", "layout") == "dp:S(0),tp:S(1)"
+    assert cell(page, "shared.weight", "local") == "[3, 2]"
+    assert cell(page, "shared.empty", "local") == "[0, 2]"
+    page.choose("#axis", "tp")
+    assert cell(page, "shared.weight", "layout") == "S(1)"
     assert page.complaints == []

@@ -207,7 +207,7 @@ function joined(prefix, name) {
 /** Whether a module has no row of its own: what is below it stands in its place. */
 function isMerged(group) {
   if (kindOf[group.rep] !== MODULE) return false;
-  if (isFlat(group.rep)) return true;
+  if (isFlat(group.rep) || group.name === '') return true;  // what a wrapper wraps has no name
   const below = groupsOf(group.rep);
   if (below.length === 1) return isBoxed(below[0]);
   return below.length > 0 && below.length <= MOST_VARIANTS && below.every((one) => one.numbered && isBoxed(one));
@@ -332,7 +332,8 @@ function reveal(place) {
       opened.add(rep);
       level = childRows(row);
     } else if (target === rep) {
-      return row;
+      // It has no row of its own: what is below it stands in its place.
+      return level.find((one) => one.rep > rep && one.rep < end[rep]) || row;
     }
   }
 }
