@@ -207,6 +207,7 @@ def viz(
             progress.say(f"reading {diff}")
             other = open_other(diff, strict=strict, trust_pickle=trust_pickle)
             options = replace(options, against=other)
+        _report_foreign(opened, target, quiet=quiet)
         read = time.perf_counter()
         progress.say(f"drawing {target}")
         found = _draw(opened, output, chosen, options, conditions)
@@ -250,6 +251,16 @@ def _wants_color(output: str | None, *, no_color: bool) -> bool:
     if no_color or output is not None or os.environ.get("NO_COLOR"):
         return False
     return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def _report_foreign(opened: Run | ModuleGraph, target: str, *, quiet: bool) -> None:
+    """Say that a file holds names which could run code, whatever is drawn of it."""
+    from hpx.graph.graph import ModuleGraph
+    from hpx.render.of_file import foreign_text
+
+    text = foreign_text(opened) if isinstance(opened, ModuleGraph) and not quiet else ""
+    if text:
+        tell(f"hpx-viz: warning: {target}: {text}; nothing of it was run")
 
 
 def _draw(

@@ -10,6 +10,7 @@ from hpx.errors import UsageError
 from hpx.graph.graph import ModuleGraph
 from hpx.mesh import MeshSpec
 from hpx.plan import Rule
+from hpx.render.of_file import file_problems
 from hpx.render.viewmodel import Mark
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def subject_of(
             raise UsageError(
                 "a model has no steps", fix="give a run, or a mesh and a plan to make one"
             )
-        return Subject(target, target.source, mesh)
+        return Subject(target, target.source, mesh, problems=tuple(file_problems(target)))
     last = len(target.schedule)
     run = target if step is None or step == last else run_until(target, step)
     decisions: dict[int, Decision] = {}
@@ -97,7 +98,7 @@ def subject_of(
         str(target.model["source"]),
         target.mesh,
         decisions,
-        run.problems,
+        (*run.problems, *file_problems(run.graph)),
         int(target.model["num_parameters"]),
         None if step is None else _step_text(target, step),
         run,

@@ -402,3 +402,23 @@ def test_wrong_use_of_an_option_is_one_line(
     assert (code, out) == (2, "")
     assert message in err
     assert err.count("\n") == 1
+
+
+class Evil:
+    """Would make a file if it were loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, (f"touch {self.path}",)
+
+
+def test_an_evil_pickle_is_drawn_reported_and_not_run(hpx_viz: Viz, tmp_path: Path) -> None:
+    torch.save({"a.w": torch.zeros(2, 3), "e": Evil(tmp_path / "made")}, tmp_path / "evil.pt")
+    code, out, err = hpx_viz(tmp_path / "evil.pt")
+    assert code == 0
+    assert "a.w  [2, 3]" in out
+    assert "1 foreign name, which could run code: posix.system" in err
+    assert hpx_viz(tmp_path / "evil.pt", "--strict")[0] == 4
+    assert not (tmp_path / "made").exists()
