@@ -6,6 +6,7 @@ torch, and only pictures need Graphviz.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,6 +16,7 @@ from hpx.graph.graph import ModuleGraph
 from hpx.render.build import build_view
 from hpx.render.dot import view_to_dot
 from hpx.render.events import row_histories
+from hpx.render.flows import box_flows, flows_text
 from hpx.render.focus import the_row, who_holds
 from hpx.render.options import Format, Options, format_of
 from hpx.render.order import in_order
@@ -152,6 +154,11 @@ def _picture(
         drawn = _without_graphviz(subject, made, options)
         if drawn is not None:
             return drawn.encode()
+    flows: list[tuple[int, int]] = []
+    if options.dataflow:
+        flows = box_flows(subject.graph, made)
+        text = flows_text(subject.graph, flows)
+        made = replace(made, extra=(*made.extra, ("dataflow", text)))
     dot = view_to_dot(
         made,
         direction=options.direction,
@@ -159,6 +166,7 @@ def _picture(
         axis=options.axis,
         ranges=options.rank is not None,
         histories=row_histories(subject, made),
+        flows=flows,
     )
     if format == "dot":
         return dot.encode()
@@ -178,6 +186,8 @@ def _without_graphviz(subject: Subject, made: View, options: Options) -> str | N
 
     return view_to_svg(
         made,
+        color_by=options.color_by,
+        axis=options.axis,
         ranges=options.rank is not None,
         histories=row_histories(subject, made),
     )

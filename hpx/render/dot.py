@@ -30,6 +30,7 @@ def view_to_dot(
     axis: str | None = None,
     ranges: bool = False,
     histories: Mapping[int, Sequence[str]] | None = None,
+    flows: Sequence[tuple[int, int]] = (),
 ) -> str:
     """The whole view as DOT text.
 
@@ -40,6 +41,7 @@ def view_to_dot(
         axis: The mesh axis that layouts are told of; all of them if not given.
         ranges: Whether rows say which indices the rank holds, rather than how many.
         histories: What happened to the rows' tensors, by node, for their tooltips.
+        flows: Dataflow between boxes, by their indices.
     """
     import graphviz
 
@@ -66,6 +68,7 @@ def view_to_dot(
     node_of = _add_nodes(dot, view, arrangement, labels)
     _add_edges(dot, view, node_of)
     _add_ties(dot, view, node_of)
+    _add_flows(dot, flows, node_of)
     text: str = dot.source
     return text
 
@@ -131,3 +134,17 @@ def _add_ties(dot: graphviz.Digraph, view: View, node_of: list[str]) -> None:
             color="#333333",
             tooltip="one parameter with two names",
         )
+
+
+def _add_flows(dot: graphviz.Digraph, flows: Sequence[tuple[int, int]], node_of: list[str]) -> None:
+    """A thin blue arrow from each box to those that take its result."""
+    for first, then in dict.fromkeys((node_of[a], node_of[b]) for a, b in flows):
+        if first != then:
+            dot.edge(
+                first,
+                then,
+                color=CHANGES["changed"].hex,
+                arrowhead="vee",
+                constraint="false",
+                tooltip="dataflow",
+            )
