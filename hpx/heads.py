@@ -270,6 +270,8 @@ def _attention(graph: ModuleGraph, owner: int) -> Attention:
     widths = {p.width for p in projections if p.cut}
     if head_dim and any(p.cut and p.role == "qkv" for p in projections):
         widths |= {head_dim * count.value for count in counts}  # those of the parts
+    orders = (graph.tensor(p.weight).order for p in projections if p.cut)
+    widths |= {size for order in orders if order is not None for _, size in order.parts}
     counts += [
         Count(node, name, value, "width")
         for node, name, value in attributes

@@ -18,22 +18,32 @@ from hpx.plan.boundary import Edge
 
 __all__ = ["ALIBI", "fused_attention", "fused_mlp", "inputs_of", "looks_fused"]
 
-_Way: TypeAlias = Literal["parts", "heads", "falcon"]
+_Way: TypeAlias = Literal["parts", "heads", "config"]
 
 _MODELS: Final = "transformers.models."
 _ATTENTION: Final[Mapping[tuple[str, str], _Way]] = {
     ("gpt2.modeling_gpt2.GPT2Attention", "c_attn"): "parts",
     ("phi3.modeling_phi3.Phi3Attention", "qkv_proj"): "parts",
     ("mpt.modeling_mpt.MptAttention", "Wqkv"): "parts",
+    ("openai.modeling_openai.Attention", "c_attn"): "parts",
+    ("imagegpt.modeling_imagegpt.ImageGPTAttention", "c_attn"): "parts",
+    ("phi4_multimodal.modeling_phi4_multimodal.Phi4MultimodalAttention", "qkv_proj"): "parts",
+    ("persimmon.modeling_persimmon.PersimmonAttention", "query_key_value"): "heads",
+    ("gpt_bigcode.modeling_gpt_bigcode.GPTBigCodeAttention", "c_attn"): "config",
     ("gpt_neox.modeling_gpt_neox.GPTNeoXAttention", "query_key_value"): "heads",
     ("bloom.modeling_bloom.BloomAttention", "query_key_value"): "heads",
-    ("falcon.modeling_falcon.FalconAttention", "query_key_value"): "falcon",
+    ("falcon.modeling_falcon.FalconAttention", "query_key_value"): "config",
 }
 _MLP: Final = frozenset(
     [
         ("phi3.modeling_phi3.Phi3MLP", "gate_up_proj"),
+        ("phi4_multimodal.modeling_phi4_multimodal.Phi4MultimodalMLP", "gate_up_proj"),
         ("glm.modeling_glm.GlmMLP", "gate_up_proj"),
         ("glm4.modeling_glm4.Glm4MLP", "gate_up_proj"),
+        ("glm4v.modeling_glm4v.Glm4vTextMLP", "gate_up_proj"),
+        ("glm_ocr.modeling_glm_ocr.GlmOcrTextMLP", "gate_up_proj"),
+        ("glm_image.modeling_glm_image.GlmImageTextMLP", "gate_up_proj"),
+        ("dia.modeling_dia.DiaMLP", "gate_up_proj"),
     ]
 )
 ALIBI: Final = frozenset(
@@ -71,7 +81,7 @@ def fused_attention(graph: ModuleGraph, attention: Attention, layer: Layer) -> P
     if size is None:  # neither counts nor sizes are stored: as many keys as queries
         size = layer.outputs // (3 * heads)
     repeat = 1
-    if way == "falcon":
+    if way == "config":
         config = cast(Mapping[str, object], graph.hints.get("config", {}))
         if config.get("new_decoder_architecture"):
             repeat = kv

@@ -24,7 +24,7 @@ from tests.distributed.equality_models import MODELS, PADDING, VOCABULARY
 from tests.distributed.test_apply_cases import differences
 from tests.hpx.derive.models import family
 
-__all__ = ["PACKED", "packed_deviations", "resumed", "saved", "there_and_back"]
+__all__ = ["OTHERS", "PACKED", "packed_deviations", "resumed", "saved", "there_and_back"]
 
 _NOISE = 1e-15
 _GPT2: dict[str, Any] = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
@@ -41,12 +41,58 @@ PACKED: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon by head": ("falcon", {**_FALCON, **_HEADS, "num_kv_heads": 4, "bias": True}),
 }
 """Models with fused projections that are cut, and what is changed of their configs."""
+_SMALL: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32}
+OTHERS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "glm": (
+        *("GlmForCausalLM", "GlmConfig"),
+        {**_SMALL, "intermediate_size": 64, "num_key_value_heads": 2, "head_dim": 8}
+        | {"pad_token_id": 0, "attention_dropout": 0.0},
+    ),
+    "glm4": (
+        *("Glm4ForCausalLM", "Glm4Config"),
+        {**_SMALL, "intermediate_size": 64, "num_key_value_heads": 2, "head_dim": 8}
+        | {"pad_token_id": 0, "attention_dropout": 0.0},
+    ),
+    "openai": (
+        *("OpenAIGPTLMHeadModel", "OpenAIGPTConfig"),
+        {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, **_GPT2},
+    ),
+    "imagegpt": (
+        *("ImageGPTForCausalImageModeling", "ImageGPTConfig"),
+        {
+            "vocab_size": VOCABULARY + 1,
+            "n_embd": 32,
+            "n_layer": 2,
+            "n_head": 4,
+            "n_positions": 64,
+            **_GPT2,
+        },
+    ),
+    "gpt_bigcode by head": (
+        *("GPTBigCodeForCausalLM", "GPTBigCodeConfig"),
+        {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, **_GPT2}
+        | {"multi_query": False},
+    ),
+    "persimmon": (
+        *("PersimmonForCausalLM", "PersimmonConfig"),
+        {**_SMALL, "intermediate_size": 64, "pad_token_id": 0, "hidden_dropout": 0.0},
+    ),
+}
+"""More of them: model class, config class, sizes."""
 
 
 def built(name: str, dtype: torch.dtype = torch.float32) -> nn.Module:
-    base, changes = PACKED[name]
     torch.manual_seed(0)
-    model: nn.Module = family(base, "cpu", vocab_size=VOCABULARY, **changes)
+    model: nn.Module
+    if name in OTHERS:
+        import transformers
+
+        model_class, config_class, sizes = OTHERS[name]
+        config = getattr(transformers, config_class)(**{"vocab_size": VOCABULARY, **sizes})
+        model = getattr(transformers, model_class)._from_config(config)
+    else:
+        base, changes = PACKED[name]
+        model = family(base, "cpu", vocab_size=VOCABULARY, **changes)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:

@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.packed import PACKED, packed_deviations, resumed, saved, there_and_back
+from tests.distributed.packed import (
+    OTHERS,
+    PACKED,
+    packed_deviations,
+    resumed,
+    saved,
+    there_and_back,
+)
 from tests.distributed.pool import Pool
 
 LIMIT = 1e-9
@@ -33,6 +40,15 @@ def test_a_step_with_fused_projections_cut_equals_the_unsharded_one(
     for orders, found in gloo.run(packed_deviations, ranks, name, mesh):
         assert bool(orders) == (name in REORDERED)
         assert len(found) > 20
+        assert {key: far for key, far in found.items() if far > LIMIT} == {}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_step_of_more_models_whose_code_is_known_equals_the_unsharded_one(
+    name: str, gloo: Pool
+) -> None:
+    for orders, found in gloo.run(packed_deviations, 2, name, "tp=2"):
+        assert bool(orders) == (name not in ("gpt_bigcode by head", "persimmon"))
         assert {key: far for key, far in found.items() if far > LIMIT} == {}
 
 

@@ -167,3 +167,18 @@ def test_a_run_with_orders_reads_back_equal() -> None:
     assert loaded.by_name["qkv.bias"].lineage == (
         "permute(qkv.bias, dim 0: q 16, k 4, v 4, each in 2)"
     )
+
+
+def test_integers_as_large_as_a_part_are_divided_where_no_head_dim_is_stored() -> None:
+    before = graph_of(
+        {"attn.c_attn.weight": (8, 24), "attn.c_proj.weight": (8, 8)},
+        classes=dict.fromkeys(("attn.c_attn", "attn.c_proj"), "transformers.pytorch_utils.Conv1D"),
+        attributes={"attn": {"n_head": 4, "split_size": 8}},
+    )
+    declared = {"dim": 1, "parts": {"q": 8, "k": 8, "v": 8}}
+    wanted = plan(
+        {"attn.c_attn.weight": {"tp": "S(1)"}, "attn.c_proj.weight": {"tp": "S(0)"}},
+        {"attn.c_attn.weight": declared},
+    )
+    done = run(before, wanted, "tp=2")
+    assert done.graph.get("attn").attributes == {"n_head": 2, "split_size": 4}  # type: ignore[union-attr]
