@@ -3,14 +3,14 @@
 On tp an activation is in one of four states: ``R`` (whole on every rank), ``P`` (every rank has a
 part of a sum), ``S(-1)`` (columns: heads, channels, tokens of a vocabulary) or ``S(1)`` (positions
 of a sequence). `check_sums` reads what it can off the tree: a sum that is missing, and one of what
-is whole already. `check_edges` takes edges from anywhere, such as a traced dataflow.
+is whole already; `hpx.roles.traced` follows the states along traced dataflow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from hpx.check.findings import Finding
 from hpx.graph.graph import ModuleGraph
@@ -18,7 +18,7 @@ from hpx.roles.cuts import Cuts, tp_dim
 from hpx.roles.places import Places, of_all_layers
 from hpx.roles.types import Cut, Role, Roles
 
-__all__ = ["Edge", "State", "check_edges", "check_sums", "gives", "takes", "texts"]
+__all__ = ["State", "check_sums", "gives", "takes", "texts"]
 
 State: TypeAlias = Literal["R", "P", "S(-1)", "S(1)"]
 _TEXTS: Final[Mapping[State, str]] = {
@@ -32,18 +32,6 @@ _TEXTS: Final[Mapping[State, str]] = {
 def texts(state: State) -> str:
     """A state with what it means."""
     return _TEXTS[state]
-
-
-class Edge(NamedTuple):
-    """The output of one module enters another, as it is or through what works element by element.
-
-    Attributes:
-        source: Id of the module that gives.
-        target: Id of the module that takes.
-    """
-
-    source: int
-    target: int
 
 
 def takes(role: Role) -> State:
@@ -63,62 +51,6 @@ def gives(graph: ModuleGraph, found: Roles, role: Role) -> State:
     inside = {node.id for node in graph.modules(role.module)}
     summed = any(other.kind == "rowwise" and other.module in inside for other in found.boundaries)
     return stream if summed else "S(-1)"
-
-
-def check_edges(
-    graph: ModuleGraph, found: Roles, edges: Iterable[Edge], *, tp: int
-) -> list[Finding]:
-    """Edges at which a boundary is given something else than it takes.
-
-    An edge of which one end is no boundary says nothing. Between layers whose stream is cut on the
-    sequence and the rest of the model, the first layer cuts it and the last one gathers it.
-
-    Args:
-        graph: The graph.
-        found: Its boundaries.
-        edges: What flows where.
-        tp: Ranks on tp.
-    """
-    roles = {role.module: role for role in found.boundaries}
-    streams = _streams(graph, found)
-    findings: list[Finding] = []
-    for source, target in dict.fromkeys(edges):
-        giving, taking = roles.get(source), roles.get(target)
-        if giving is None or taking is None:
-            continue
-        given, wanted = gives(graph, found, giving), takes(taking)
-        if streams.get(source) != streams.get(target):
-            given = "R" if given == "S(1)" else given
-            wanted = "R" if wanted == "S(1)" else wanted
-        if given != wanted:
-            findings.append(_mismatch(graph, giving, taking, given, wanted, tp))
-    return findings
-
-
-def _mismatch(
-    graph: ModuleGraph, giving: Role, taking: Role, given: State, wanted: State, tp: int
-) -> Finding:
-    name = of_all_layers(graph.path(giving.module))
-    size = "" if giving.size is None else f" of {giving.size}"
-    return Finding(
-        taking.module,
-        f"it takes {wanted}, and '{name}' ({giving.role}) gives {given}{size}",
-        f"over tp = {tp} it expects {_TEXTS[wanted]}, and is given {_TEXTS[given]}",
-        "cut both layers or neither, or declare the module between them under boundaries: in the"
-        " plan",
-    )
-
-
-def _streams(graph: ModuleGraph, found: Roles) -> dict[int, int]:
-    """The stream that each module inside its layers stands in."""
-    made: dict[int, int] = {}
-    for role in found.boundaries:
-        for layer in role.layers:
-            made.update((node.id, role.module) for node in graph.modules(layer))
-    return made
-
-
-# -- read off the tree -------------------------------------------------------------------------
 
 
 def check_sums(

@@ -34,6 +34,7 @@ def install(
     journal: Journal,
     *,
     not_runnable: str | None = None,
+    at_rest: str | None = None,
     partial: Collection[str] = (),
 ) -> None:
     """Let a module compute with the local parts of its parameters.
@@ -44,11 +45,16 @@ def install(
         meshes: The meshes that they live on; a parameter brings its own.
         journal: Where the change is noted.
         not_runnable: Why the module cannot compute at all: its forward raises, with this reason.
+        at_rest: Why the module cannot compute with plain tensors, as its parameters stay DTensors:
+            its forward raises, with this reason, unless it is given a DTensor.
         partial: Those of ``names`` of which every rank has only a part of the gradient.
     """
     if not_runnable is not None:
         refusal = _Refusal(not_runnable)
         journal.add_hook(module.register_forward_pre_hook, refusal.refuse, prepend=True)
+        return
+    if at_rest is not None:
+        journal.add_hook(module.register_forward_pre_hook, _Placed(at_rest).check, with_kwargs=True)
         return
     wanted = [*names, *(name for name in _read_from_children(module) if name not in names)]
     entries = []
@@ -135,6 +141,18 @@ class _Refusal:
 
     def refuse(self, module: nn.Module, _args: tuple[Any, ...]) -> NoReturn:
         raise NotRunnableError(self.reason, where=f"forward of {type(module).__name__}")
+
+
+class _Placed:
+    """The forward of a module whose parameters are DTensors, which do not mix with plain ones."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+    def check(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        if given and not any(isinstance(value, DTensor) for value in given):
+            raise NotRunnableError(self.reason, where=f"forward of {type(module).__name__}")
 
 
 def _read_from_children(module: nn.Module) -> Iterator[str]:

@@ -23,6 +23,10 @@ _NEEDS_COLLECTIVES = (
     "it holds {name}, cut on tp ({layout}), and the collectives at its boundary are not installed:"
     " insert-collectives is missing from the pipeline (use '@run')"
 )
+_NEEDS_LOCALIZE = (
+    "it holds {name}, a DTensor ({layout}), and is called with plain tensors, which torch does not"
+    " mix: localize is missing from the pipeline"
+)
 _NEEDS_DISPATCH = (
     "it holds experts {name}, spread over ep ({layout}), and tokens are not exchanged:"
     " a pass that dispatches them is missing (keep experts whole to compute with them)"
@@ -34,9 +38,14 @@ def localize(model: nn.Module, run: Run, meshes: Meshes, journal: Journal) -> No
     names: dict[int, list[str]] = {}
     partial: dict[int, list[str]] = {}
     refusals: dict[int, str] = {}
+    at_rest: dict[int, str] = {}
     permanent = False
     for node in run.graph.parameters():
         mode = node.props.get("localized")
+        if mode is None and node.layout is not None and node.lineage is None:
+            values = {"name": run.graph.path(node.id), "layout": str(node.layout)}
+            for owner, _ in _places(run, node):
+                at_rest.setdefault(owner, _NEEDS_LOCALIZE.format(**values))
         if mode not in ("forward", "permanent"):
             continue
         permanent = permanent or mode == "permanent"
@@ -51,13 +60,14 @@ def localize(model: nn.Module, run: Run, meshes: Meshes, journal: Journal) -> No
                     partial.setdefault(owner, []).append(name)
     if permanent:
         guard(model, run, journal)
-    for owner in sorted(names.keys() | refusals.keys()):
+    for owner in sorted(names.keys() | refusals.keys() | at_rest.keys()):
         local.install(
             model.get_submodule(run.graph.registered_path(owner)),
             names.get(owner, ()),
             meshes,
             journal,
             not_runnable=refusals.get(owner),
+            at_rest=at_rest.get(owner),
             partial=partial.get(owner, ()),
         )
 

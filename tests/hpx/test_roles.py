@@ -224,3 +224,9 @@ def test_a_declared_boundary_around_another_is_refused() -> None:
     )
     (what,) = whats(found(graph, {"block": {"output": "R"}}))
     assert what == "it is declared a boundary, and 'block.mlp' inside it is one"
+
+
+def test_scales_that_are_cut_with_their_rowwise_weight_are_no_matrices_of_their_own() -> None:
+    shapes = {"mlp.up.weight_scale_inv": (4, 2), "mlp.down.weight_scale_inv": (2, 4)}
+    cut = {"mlp.up.weight_scale_inv": "tp:S(0)", "mlp.down.weight_scale_inv": "tp:S(1)"}
+    assert named(mlp({**CUT, **cut}, shapes)) == {"mlp": "mlp", "mlp.down": "rowwise"}

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import pairwise
 
 from hpx.graph.graph import ModuleGraph
 from hpx.mesh import MeshSpec
 from hpx.plan import ShardingPlan
 from hpx.roles import Roles, roles
-from hpx.roles.edges import Edge, check_edges, gives, takes
+from hpx.roles.edges import gives, takes
 from hpx.testing import graph_of
 
 LINEAR = "torch.nn.modules.linear.Linear"
@@ -47,13 +46,6 @@ def found(
     return roles(graph, MeshSpec.parse("tp=2"), plan, sp=sp)
 
 
-def edge(graph: ModuleGraph, source: str, target: str) -> Edge:
-    ends = graph.find(source), graph.find(target)
-    assert ends[0] is not None
-    assert ends[1] is not None
-    return Edge(ends[0], ends[1])
-
-
 def states(graph: ModuleGraph, made: Roles) -> dict[str, tuple[str, str]]:
     return {
         graph.path(role.module): (takes(role), gives(graph, made, role)) for role in made.boundaries
@@ -80,38 +72,19 @@ def test_in_a_stream_that_is_cut_regions_take_and_give_positions() -> None:
     assert made["lm_head"] == ("R", "R")
 
 
-def test_the_edges_of_a_decoder_fit_with_and_without_a_cut_stream() -> None:
-    graph = model()
-    order = ("embed", "layers.0.attn", "layers.0.mlp", "lm_head")
-    edges = [edge(graph, a, b) for a, b in pairwise(order)]
-    for sp in (False, True):
-        assert check_edges(graph, found(graph, sp=sp), edges, tp=2) == []
-
-
-def test_a_rowwise_layer_that_is_given_a_whole_tensor_is_a_finding_with_both_names() -> None:
-    graph = model()
-    edges = [edge(graph, "layers.0.attn", "layers.0.mlp.down")]
-    (finding,) = check_edges(graph, found(graph), edges, tp=2)
-    assert graph.path(finding.node) == "layers.0.mlp.down"
-    assert finding.what == "it takes S(-1), and 'layers.*.attn' (attention) gives R"
-    assert finding.why == (
-        "over tp = 2 it expects S(-1), some columns on every rank, and is given R, whole on every"
-        " rank"
-    )
-
-
-def test_logits_in_columns_do_not_enter_a_region() -> None:
+def test_logits_that_stay_in_columns_are_given_so() -> None:
     graph = model()
     plan = ShardingPlan({}, default="replicate")
     made = roles(graph, MeshSpec.parse("tp=2"), plan, loss="parallel")
-    (finding,) = check_edges(graph, made, [edge(graph, "lm_head", "layers.0.mlp")], tp=2)
-    assert finding.what == "it takes R, and 'lm_head' (lm_head) gives S(-1) of 64"
+    assert states(graph, made)["lm_head"] == ("R", "S(-1)")
 
 
-def test_an_edge_to_a_module_that_is_no_boundary_says_nothing() -> None:
-    graph = model()
-    edges = [edge(graph, "layers.0.mlp", "norm"), edge(graph, "norm", "lm_head")]
-    assert check_edges(graph, found(graph), edges, tp=2) == []
+def test_a_loss_in_parts_without_a_cut_head_is_a_finding() -> None:
+    layouts = {"lm_head.weight": "R"}
+    graph = graph_of({"lm_head.weight": (64, 8)}, classes={"lm_head": LINEAR}, layouts=layouts)
+    plan = ShardingPlan({}, default="replicate")
+    (finding,) = roles(graph, MeshSpec.parse("tp=2"), plan, loss="parallel").findings
+    assert finding.what.endswith("no head is cut on its vocabulary")
 
 
 # -- sums read off the tree ----------------------------------------------------------------------

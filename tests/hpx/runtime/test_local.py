@@ -192,3 +192,27 @@ def test_a_module_that_is_not_runnable_says_why(meshes: Meshes) -> None:
 def test_calling_a_part_of_a_region_past_it_is_an_error(model: nn.Module) -> None:
     with pytest.raises(NotRunnableError, match="the module around it is not"):
         model.get_submodule("model.layers.0.mlp").forward(torch.ones(1, 1, 64))
+
+
+def test_without_localize_a_module_refuses_plain_tensors_and_takes_placed_ones(
+    meshes: Meshes,
+) -> None:
+    module = nn.Linear(2, 2, bias=False)
+    placed = DTensor.from_local(module.weight.detach(), meshes.sub("tp"), run_check=False)
+    module.weight = nn.Parameter(placed)
+    local.install(module, [], meshes, Journal(), at_rest="localize is missing")
+    with pytest.raises(NotRunnableError, match="localize is missing"):
+        module(torch.ones(1, 2))
+    x = DTensor.from_local(torch.ones(1, 2), meshes.sub("tp"), run_check=False)
+    assert module(x).shape == (1, 2)
+
+
+def test_a_run_without_localize_says_so_at_the_first_forward(meshes: Meshes) -> None:
+    model = bundled.tiny_llama()
+    plan = ShardingPlan(
+        {"**.{gate,up}_proj.weight": {"tp": "S(0)"}, "**.down_proj.weight": {"tp": "S(1)"}},
+        default="replicate",
+    )
+    apply(model, plan, "tp=2", "@default, !localize")
+    with pytest.raises(NotRunnableError, match="localize is missing from the pipeline"):
+        model(torch.zeros(1, 4, dtype=torch.long))
