@@ -27,7 +27,7 @@ from hpx.pipeline.options import expected, written
 from hpx.tools import cli, viz
 
 REFERENCE: Final = Path(__file__).parent / "reference"
-COMMANDS: Final = ("run", "explain", "diff", "passes", "plan")
+COMMANDS: Final = ("run", "explain", "diff", "passes", "plan", "check")
 MADE: Final = "<!-- Made by docs/generate.py; edit the code, or that file, instead. -->"
 
 PASSES_INTRO: Final = """\
@@ -95,6 +95,11 @@ PYTHON: Final = (
             *("fully_shard", "clip_grad_norm_"),
             "to_empty",
         ),
+    ),
+    (
+        "Numbers",
+        "A model run unsharded and sharded; see [check-a-model.md](../check-a-model.md).",
+        ("check",),
     ),
 )
 """Sections of the page: title, introduction, names."""

@@ -86,7 +86,7 @@ def _mixes_images_into_text(config: Any) -> bool:
 
 
 def _tokens(model: nn.Module, generator: torch.Generator) -> Tensor:
-    """``[2, length]``: all tokens of a small vocabulary, the last one twice, padding before."""
+    """``[2, length]``: all tokens of a small vocabulary, and padding before; 16 of a large one."""
     tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     config: Any = getattr(model, "config", None)
     if config is not None and hasattr(config, "get_text_config"):
@@ -95,13 +95,13 @@ def _tokens(model: nn.Module, generator: torch.Generator) -> Tensor:
         (table.num_embeddings for table in tables), default=2
     )
     longest = getattr(config, "max_position_embeddings", None) or 1 << 30
-    length = -(-size // _ROWS)
-    if size > _SMALL or length + 3 + _SHIFT > longest:
-        length = max(1, min(_LENGTH, longest - _SHIFT - 3))
-        ids = torch.randint(size, (_ROWS, length), generator=generator)
-    else:
-        order = torch.randperm(size, generator=generator)
-        ids = torch.cat((order, order[: _ROWS * length - size])).view(_ROWS, length)
+    length = -(-size // _ROWS) + 3
+    length += -length % _LENGTH  # which the ranks can share under sequence parallelism
+    if size > _SMALL or length + _SHIFT > longest:
+        length = max(4, min(_LENGTH, longest - _SHIFT))
+    more = torch.randint(size, (_ROWS * (length - 3),), generator=generator)
+    order = torch.cat((torch.randperm(size, generator=generator), more))
+    ids = order[: _ROWS * (length - 3)].view(_ROWS, length - 3)
     padding = {t.padding_idx for t in tables if t.num_embeddings == size} - {None}
     first = cast(int, next(iter(padding), 0))
     # A causal loss gives the last token of a row no gradient: that one is there twice.

@@ -21,7 +21,7 @@ from hpx.numeric.locating import Located, Regions, locate
 from hpx.numeric.measure import Deviation, deviations
 from hpx.numeric.precision import KeepDouble
 from hpx.numeric.recording import Recorder, Spot
-from hpx.numeric.step import Batch, data_index, sharded_step, tie_as, whole_step
+from hpx.numeric.step import Batch, data_index, in_parts, sharded_step, tie_as, whole_step
 from hpx.numeric.worker import Reference, load
 from hpx.pipeline.info import Pass
 from hpx.plan import ShardingPlan
@@ -145,7 +145,8 @@ def find_on_rank(case: Case, wrong: Collection[str], tolerance: float) -> Locate
 def _recorded(model: nn.Module, computed: nn.Module, batch: Batch) -> dict[Spot, Tensor]:
     with Recorder(model) as recorder:
         output = computed(*batch.inputs[0], **batch.inputs[1])
-        batch.loss(output).backward()  # type: ignore[no-untyped-call]
+        with in_parts(output):
+            batch.loss(output).backward()  # type: ignore[no-untyped-call]
     return recorder.values
 
 

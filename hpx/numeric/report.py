@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from hpx._text import counted
 from hpx.errors import DifferenceError
 from hpx.ranges import fold_names
 
 if TYPE_CHECKING:
+    from hpx.lookup import Names
     from hpx.numeric.locating import Located
     from hpx.numeric.measure import Deviation, Kind
     from hpx.provenance import Event
@@ -22,6 +23,8 @@ __all__ = ["SCHEMA", "Blame", "Figure", "Report"]
 SCHEMA: Final = "hpx.check/1"
 _MOST_NAMES: Final = 6
 _MOST_EVENTS: Final = 24
+_FOLLOWS: Final = ("mesh", "source", "localized")
+"""Keys that follow from the layout: a person who looks for a fault need not read them."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,22 @@ class Figure:
         }
 
 
+class Decision(NamedTuple):
+    """An event of the run, as far as a report tells it.
+
+    Attributes:
+        seq: Its place in the log.
+        pass_: The pass that made it.
+        key: The key that it set, if any.
+        text: What it did and why.
+    """
+
+    seq: int
+    pass_: str
+    key: str | None
+    text: str
+
+
 @dataclass(frozen=True)
 class Blame:
     """The module at which the sharded model leaves the unsharded one.
@@ -70,7 +89,7 @@ class Blame:
         what: What of it differs, or the error that it raised.
         by: By how much; None where it raised.
         parameters: Its parameters, by name.
-        events: The events that decided it and them: ``(seq, pass, text)``.
+        events: The events that decided it and them.
     """
 
     module: str | None
@@ -79,12 +98,12 @@ class Blame:
     what: str
     by: float | None
     parameters: tuple[str, ...] = ()
-    events: tuple[tuple[int, str, str], ...] = ()
+    events: tuple[Decision, ...] = ()
 
     @property
     def passes(self) -> tuple[str, ...]:
         """The passes of these events, the last one first."""
-        return tuple(dict.fromkeys(pass_ for _, pass_, _ in reversed(self.events)))
+        return tuple(dict.fromkeys(event.pass_ for event in reversed(self.events)))
 
     def to_json(self) -> dict[str, object]:
         """Its fields, with ``passes``."""
@@ -96,7 +115,10 @@ class Blame:
             "by": self.by,
             "parameters": list(self.parameters),
             "passes": list(self.passes),
-            "events": [{"seq": s, "pass": p, "text": t} for s, p, t in self.events],
+            "events": [
+                {"seq": event.seq, "pass": event.pass_, "key": event.key, "text": event.text}
+                for event in self.events
+            ],
         }
 
     def lines(self) -> Iterator[str]:
@@ -109,10 +131,11 @@ class Blame:
             names = fold_names(self.parameters)
             more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
             yield f"  its parameters: {', '.join(names[:_MOST_NAMES])}{more}"
-        if self.events:
+        telling = [event for event in self.events if event.key not in _FOLLOWS]
+        if telling:
             yield "  what decided it"
-        for seq, _, text in self.events[-_MOST_EVENTS:]:
-            yield f"    {seq} {text}"
+        for event in telling[-_MOST_EVENTS:]:
+            yield f"    {event.seq} {event.text}"
 
 
 @dataclass(frozen=True)
@@ -288,9 +311,8 @@ def _parameters(run: Run, module: str) -> tuple[str, ...]:
     return tuple(own or inside)
 
 
-def _events(run: Run, module: str, names: Sequence[str]) -> tuple[tuple[int, str, str], ...]:
+def _events(run: Run, module: str, names: Sequence[str]) -> tuple[Decision, ...]:
     from hpx.errors import UsageError
-    from hpx.explain_text import event_line
     from hpx.lookup import Names, find
 
     known = Names(run)
@@ -301,4 +323,13 @@ def _events(run: Run, module: str, names: Sequence[str]) -> tuple[tuple[int, str
         except UsageError:  # a module that only runs: an expert's stand-in in a stacked container
             continue
         found |= {event.seq: event for event in known.history(node)}
-    return tuple((seq, found[seq].pass_, event_line(found[seq], known)) for seq in sorted(found))
+    return tuple(_decision(found[seq], known) for seq in sorted(found))
+
+
+def _decision(event: Event, names: Names) -> Decision:
+    from hpx.explain_text import event_line
+
+    text = event_line(event, names)
+    if event.kind == "attach" and isinstance(event.new, Mapping):
+        text = f"{event.pass_}: installs {event.new.get('function')}: {event.why}"
+    return Decision(event.seq, event.pass_, event.key, text)

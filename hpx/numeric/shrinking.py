@@ -230,7 +230,7 @@ class _Sizes:
         _shorten_rope(values, new_size)
         for key in _POSITIONS:
             if _is_size(values.get(key)):
-                values[key] = min(values[key], max(64, 16 * self.unit))
+                values[key] = min(values[key], max(64, 24 * self.unit))
 
     def _heads(self, values: Values, heads: list[str], kv: str | None) -> int:
         """Shrink the counts of heads; the new number of query heads."""

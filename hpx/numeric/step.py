@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,7 +18,7 @@ from hpx.numeric.measure import Key, Kind
 from hpx.runtime.gather import current_parameter, kept_as, originals
 from hpx.runtime.record import Applied
 
-__all__ = ["Batch", "data_index", "sharded_step", "tie_as", "whole_step"]
+__all__ = ["Batch", "data_index", "in_parts", "sharded_step", "tie_as", "whole_step"]
 
 _RATE: Final = 1e-2
 _DECAY: Final = 0.1
@@ -130,8 +131,9 @@ def sharded_step(
     for step in range(steps):
         optimizer.zero_grad()
         output = (computed or model)(*batch.inputs[0], **batch.inputs[1])
-        loss = batch.loss(output)
-        (loss if averaged else loss / number).backward()  # type: ignore[no-untyped-call]
+        with in_parts(output):
+            loss = batch.loss(output)
+            (loss if averaged else loss / number).backward()  # type: ignore[no-untyped-call]
         if not averaged:
             _sum_over_data(applied)
         if step == 0:
@@ -141,6 +143,16 @@ def sharded_step(
         optimizer.step()
     found |= _named(applied, "parameter", _parameter)
     return {key: value.detach() for key, value in found.items()}
+
+
+def in_parts(output: object) -> AbstractContextManager[None]:
+    """Where a loss of scores that stay in columns is computed; anywhere, for whole ones."""
+    if not any(isinstance(tensor, DTensor) for _, tensor in tensors_in(output)):
+        return nullcontext()
+    from torch.distributed.tensor.parallel import loss_parallel
+
+    found: AbstractContextManager[None] = loss_parallel()
+    return found
 
 
 def _whole(tensor: Tensor) -> Tensor:

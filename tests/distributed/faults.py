@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -200,8 +201,14 @@ def squares(output: Tensor) -> Tensor:
     return output.square().sum()
 
 
-def late() -> nn.Module:
-    import time
-
+def never(output: Tensor) -> Tensor:
     time.sleep(1000)
-    return Sinks()
+    return output.sum()
+
+
+def two_numbers(output: Tensor) -> Tensor:
+    return output.flatten()[:2]
+
+
+def wrong_inputs() -> tuple[nn.Module, object]:
+    return Sinks(), (torch.randn(2, 5, 15),)

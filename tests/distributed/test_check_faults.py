@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -66,7 +67,7 @@ def test_a_padding_index_on_shifted_ids_shows_in_the_gradient_of_the_table(
 
 def test_a_broken_tie_is_refused_before_anything_runs(gloo: Pool, tmp_path: Path) -> None:
     config = config_file(tmp_path, "gemma2")
-    with pytest.raises(hpx.HpxError, match="lm_head.weight"):
+    with pytest.raises(hpx.HpxError, match=r"lm_head\.weight"):
         checked(config, gloo, faults.BrokenTie())
 
 
@@ -90,9 +91,9 @@ def test_a_wrong_packed_order_shows_in_its_attention(gloo: Pool, tmp_path: Path)
     more = {"num_hidden_layers": 2, "vocab_size": 48, "max_position_embeddings": 64}
     config = config_file(tmp_path, "gpt_neox", **sizes, **more)
     saved = hpx.plan(config, "tp=2").to_json()
-    (entry,) = saved["packed"]
-    assert entry["repeat"] == 4
-    entry["repeat"] = 1  # q, k and v one after the other: they stand head by head
+    packed = cast(list[dict[str, object]], saved["packed"])
+    assert [entry["repeat"] for entry in packed] == [4]
+    packed[0]["repeat"] = 1  # q, k and v one after the other: they stand head by head
     wrong = hpx.ShardingPlan.from_json(saved)
     report = hpx.check(config, wrong, "tp=2", shrink=False, pool=gloo)
     found = first(report, "pack-fused")

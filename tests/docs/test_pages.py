@@ -40,7 +40,9 @@ FENCE: Final = re.compile(
     r"^```(?P<language>\S*)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
-PROGRESS: Final = re.compile(r"hpx(-viz)?: (reading|drawing|comparing|writing|step \d+ of) ?.*\n")
+PROGRESS: Final = re.compile(
+    r"hpx(-viz)?: (reading|tracing|drawing|comparing|writing|running|ending|step \d+ of) ?.*\n"
+)
 SHOWN: Final = ("text", "json", "toml")
 MOST_NOT_RUN: Final = 5
 
