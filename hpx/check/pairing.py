@@ -84,12 +84,14 @@ def summed_twice(subject: Subject) -> Iterator[Told]:
             )
     for role in boundaries:
         declared = role.declared
+        if declared is None or declared.output != "R" or role.output is not None:
+            continue  # looking into all of 15,000 experts takes minutes
         inside = [
             of_all_layers(graph.path(row.module))
             for row in rowwise
             if _is_in(graph, row, role.module)
         ]
-        if declared is not None and declared.output == "R" and inside and role.output is None:
+        if inside:
             yield Told(
                 "info",
                 role.module,
