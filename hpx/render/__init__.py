@@ -128,6 +128,9 @@ def draw(target: Run | ModuleGraph | Subject, format: Format, options: Options) 
 
 def _text(subject: Subject, options: Options) -> str:
     made = view(subject, options, picture=False)
+    if options.dataflow:
+        flows = flows_text(subject.graph, box_flows(subject.graph, made))
+        made = replace(made, extra=(*made.extra, ("dataflow", flows)))
     text = view_to_text(
         made, color=options.color, ranges=options.rank is not None, columns=options.columns
     )

@@ -44,6 +44,7 @@ def compared(old: Run | ModuleGraph, new: Run | ModuleGraph, step: int | None) -
         hints=after.graph.hints,
         has_structure=after.graph.has_structure,
         next_id=max(after.graph.nodes) + 1,  # a replayed graph did not take the ids it got
+        flow=after.graph.flow,
     )
     marks: dict[int, Mark] = {}
     was: dict[int, str] = {}

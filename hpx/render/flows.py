@@ -32,7 +32,7 @@ def flows_text(graph: ModuleGraph, flows: list[tuple[int, int]]) -> str:
     if not graph.feeds:
         return str(graph.hints.get("dataflow", "none: it was not traced"))
     return (
-        f"{len(flows):,} of {len(graph.feeds):,} traced edges run between two boxes of this picture"
+        f"{len(flows):,} of {len(graph.feeds):,} traced edges run between two boxes that are drawn"
     )
 
 

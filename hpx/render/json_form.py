@@ -81,6 +81,9 @@ class _Writer:
                 for places in cast(Sequence[object], told["histories"])
             ],
             "events": events,
+            "dataflow": [
+                [self.graph.path(start), self.graph.path(end)] for start, end in self.graph.feeds
+            ],
             "diff": subject.diff.to_json() if subject.diff is not None else None,
         }
 

@@ -144,6 +144,7 @@ def keep(graph: ModuleGraph, tensors: Collection[int]) -> ModuleGraph:
         hints=graph.hints,
         has_structure=graph.has_structure,
         next_id=max(nodes) + 1,
+        flow=graph.flow,
     )
 
 

@@ -8,6 +8,7 @@ from hpx.errors import PlanError, UsageError
 from hpx.graph import ModuleGraph
 from hpx.mesh import MeshSpec
 from hpx.render import Options, view
+from hpx.render.select import keep
 from hpx.render.viewmodel import Row, View
 
 if TYPE_CHECKING:
@@ -197,3 +198,13 @@ def test_numbers_in_names_are_sorted_by_value(tree: TreeOf) -> None:
     assert paths(shown(tree(shapes), sort="name")) == [
         *("m0.x", "m0.y", "m2.x", "m2.y", "m10.x", "m10.y"),
     ]
+
+
+def test_traced_dataflow_is_kept_where_a_focus_leaves_both_ends(layers: ModuleGraph) -> None:
+    graph = layers.copy()
+    first, second, third = (graph.get(f"layers.{i}").id for i in range(3))
+    graph.flow = ((first, ()), (second, (0,)), (third, (1,)))
+    cut = keep(graph, [node.id for node in graph.parameters()])
+    assert cut.feeds == graph.feeds
+    fewer = keep(graph, [graph.get(f"layers.{i}.a.weight").id for i in (0, 1)])
+    assert fewer.feeds == ((first, second),)

@@ -240,7 +240,9 @@ def test_where_all_siblings_differ_a_little_only_differences_are_drawn(tree: Tre
 
 
 def test_siblings_that_share_little_are_drawn_in_full(tree: TreeOf) -> None:
-    shapes = {f"layers.{i}.{n}.w": (2 + i, 2) for i in range(3) for n in ("q", "k", "v")}
+    shapes: dict[str, tuple[int, ...]] = {
+        f"layers.{i}.{n}.w": (2 + i, 2) for i in range(3) for n in ("q", "k", "v")
+    }
     shapes |= {f"layers.{i}.norm.w": (2,) for i in range(3)}
     view = view_of(tree(shapes))
     assert [len(box.rows) for box in view.boxes if box.label in "012" and box.label] == [4, 4, 4]
