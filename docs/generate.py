@@ -52,8 +52,9 @@ was written, and errors, one line each. With `--json` a command prints JSON. Fil
 replaced only on success. There is no colour where `NO_COLOR` is set or nobody looks.
 
 MODEL is a checkpoint (`.safetensors`; a state dict in `.pt`, `.pth` or `.bin`; a folder with
-`model.safetensors.index.json`), a Hugging Face `config.json`, or `package.module:factory`, which is
-looked for in the current folder too. No weight is read, and no pickle runs code. `--mesh` and
+`model.safetensors.index.json`, or of a torch distributed checkpoint), a Hugging Face `config.json`,
+or `package.module:factory`, which is looked for in the current folder too. `hpx-viz` also takes a
+whole pickled module. No weight is read, and no pickle runs code. `--mesh` and
 `--plan` are told about in [plan.md](plan.md), `-p` in [passes.md](passes.md), the file that `-o`
 writes in [run-file.md](run-file.md).
 """
