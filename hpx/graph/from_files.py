@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Final, cast
 
-from hpx._text import printable
+from hpx._text import counted, printable
 from hpx.errors import HpxError, InputError, UnsafeInputError
 from hpx.graph.from_names import NamedTensor, graph_from_names
 from hpx.graph.graph import ModuleGraph
@@ -211,7 +211,8 @@ def _module_graph(contents: TorchFile, module: Object, shown: str, source: str) 
     except HpxError as error:
         raise error.located(shown) from None
     graph, pieces = read.graph, read.pieces
-    notes = list(contents.notes)
+    count = counted(len(contents.names.classes), "class", "classes")
+    notes = [f"a whole pickled module, read without importing its {count}", *contents.notes]
     if pieces:
         name, piece = next(iter(pieces.items()))
         whole = cast(TensorNode, graph.get(name)).shape

@@ -41,8 +41,8 @@ def open_model(text: str) -> ModuleGraph:
 
     Args:
         text: A ``.safetensors``, ``.pt``, ``.pth`` or ``.bin`` file; a folder of a checkpoint, or
-            its index; a Hugging Face ``config.json``; or ``package.module:factory``, called
-            without arguments.
+            its index; a folder of a torch distributed checkpoint; a Hugging Face
+            ``config.json``; or ``package.module:factory``, called without arguments.
 
     Raises:
         UsageError: There is no such file, module or function.
@@ -55,13 +55,15 @@ def open_model(text: str) -> ModuleGraph:
 def open_for_viewing(text: str, *, strict: bool = False, trust_pickle: bool = False) -> ModuleGraph:
     """The graph of what ``text`` names, for a reader who only wants to look at it.
 
-    Whole pickled modules and torch distributed checkpoints are read, too, and nothing of a file is
-    run. What a file needs beyond tensors stands in the hints: ``foreign`` names, which could run
-    code where it is loaded, and ``classes`` that a pickled module is made of; ``notes`` are lines
-    for people, and ``pieces`` index ranges of tensors that the file has only a part of.
+    Whole pickled modules are read, too, and nothing of a file is run. The hints of the graph say
+    what else there is to know: ``foreign`` names, which could run code where the file is loaded;
+    ``classes`` that a pickled module is made of; ``pieces``, index ranges of tensors that the file
+    has only a part of; ``saved_in``, offsets and sizes of the pieces of a distributed checkpoint;
+    and ``notes``, lines for people.
 
     Args:
-        text: As for :func:`open_model`; also a folder of a torch distributed checkpoint.
+        text: As for :func:`open_model`; a ``.pt``, ``.pth`` or ``.bin`` file may also hold a
+            whole module.
         strict: Refuse a file with foreign names.
         trust_pickle: Load a ``.pt``, ``.pth`` or ``.bin`` file for real, which runs what is in it.
 

@@ -28,13 +28,13 @@ def interrupt() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def forgotten(*_: object) -> None:
+def forgotten(*_: object, **__: object) -> None:
     """As a library does that tries something in vain and goes on."""
     with suppress(BaseException):
         interrupt()
 
 
-def turned(*_: object) -> None:
+def turned(*_: object, **__: object) -> None:
     """As the import of a library does whose part was interrupted."""
     with suppress(KeyboardInterrupt):
         interrupt()
@@ -91,7 +91,7 @@ def test_an_interrupt_that_an_import_loses_ends_hpx_viz(
     lost: Callable[..., None],
     quiet: list[str],
 ) -> None:
-    monkeypatch.setattr("hpx.graph.sources.open_model", lost)
+    monkeypatch.setattr("hpx.graph.sources.open_for_viewing", lost)
     assert viz.main([MODEL, *quiet]) == 130
     assert capsys.readouterr() == ("", "")
 
