@@ -23,6 +23,7 @@ def open_target(
     *,
     strict: bool,
     trust_pickle: bool,
+    dataflow: bool = False,
 ) -> Run | ModuleGraph:
     """The run or model that a user named; a model with a plan becomes a run.
 
@@ -41,12 +42,10 @@ def open_target(
         from hpx.run import Run
 
         return Run.load(text)
-    from hpx.graph.sources import open_for_viewing
-
     if plan is None:
         if mesh is not None:
             raise UsageError("--mesh needs a plan", fix="add --plan plan.yaml")
-        return open_for_viewing(text, strict=strict, trust_pickle=trust_pickle)
+        return _open_model(text, progress, strict, trust_pickle, dataflow)
     from hpx.mesh import MeshSpec
     from hpx.plan import ShardingPlan
 
@@ -62,8 +61,20 @@ def open_target(
     sharding.check_mesh(parsed)
     from hpx.run import run
 
-    graph = open_for_viewing(text, strict=strict, trust_pickle=trust_pickle)
+    graph = _open_model(text, progress, strict, trust_pickle, dataflow)
     return run(graph, sharding, parsed, progress=progress.step)
+
+
+def _open_model(
+    text: str, progress: Progress, strict: bool, trust_pickle: bool, dataflow: bool
+) -> ModuleGraph:
+    if dataflow:
+        from hpx.tools._flow import open_traced
+
+        return open_traced(text, progress, "hpx-viz")
+    from hpx.graph.sources import open_for_viewing
+
+    return open_for_viewing(text, strict=strict, trust_pickle=trust_pickle)
 
 
 def open_other(text: str, *, strict: bool, trust_pickle: bool) -> Run | ModuleGraph:

@@ -122,7 +122,7 @@ def viz(
         typer.Option(metavar="OTHER", help="What OTHER, a model or run, adds, removes, changes."),
     ] = None,
     dataflow: Annotated[
-        bool, typer.Option("--dataflow", help="Draw traced dataflow edges, if there are any.")
+        bool, typer.Option("--dataflow", help="Trace a model, and draw what flows where.")
     ] = False,
     max_nodes: Annotated[int, typer.Option(metavar="N", help="Boxes and rows in a picture.")] = 200,
     direction: Annotated[
@@ -202,7 +202,15 @@ def viz(
     )
     started = time.perf_counter()
     with Progress(f"reading {target}", "hpx-viz", quiet=quiet) as progress:
-        opened = open_target(target, mesh, plan, progress, strict=strict, trust_pickle=trust_pickle)
+        opened = open_target(
+            target,
+            mesh,
+            plan,
+            progress,
+            strict=strict,
+            trust_pickle=trust_pickle,
+            dataflow=dataflow,
+        )
         if diff is not None:
             progress.say(f"reading {diff}")
             other = open_other(diff, strict=strict, trust_pickle=trust_pickle)
