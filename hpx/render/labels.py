@@ -218,7 +218,7 @@ class LabelMaker:
         elif not row.requires_grad:
             found.append(small("frozen"))
         if row.was:
-            first, _, rest = row.was.partition(", ")
+            first, _, rest = row.was.partition("; ")
             found.append(small(f"was {shorten(first, 40)}{' ...' if rest else ''}"))
         if row.ties:
             more = f" +{len(row.ties) - 1}" if len(row.ties) > 1 else ""

@@ -1,4 +1,4 @@
-"""Tooltips of Graphviz's svg as every viewer shows them: ``title`` elements, not link titles.
+"""Graphviz's svg made fit for browsers: tooltips that they show, letters that stay in their places.
 
 Graphviz writes a tooltip as ``<a xlink:title="...">``, a link to nowhere, and as ``title`` the name
 of its own node (``n3``), which means nothing to a reader.
@@ -15,11 +15,14 @@ _LINK: Final = re.compile(r'<a xlink:title="([^"]*)">')
 _OWN: Final = re.compile(
     r"(<g id=\"(?:node|edge)\d+\" class=\"(?:node|edge)\">\n)<title>.*?</title>\n"
 )
+_SIZE: Final = re.compile(r'font-size="([0-9.]+)"')
+_NARROWER: Final = 0.95
+"""Browsers set the same letters up to 4 % wider than Graphviz reckons, over what stands beside."""
 _CHROME: Final = re.compile(r"<!--.*?-->\n?", re.DOTALL)
 
 
 def with_titles(svg: str) -> str:
-    r"""The picture with its tooltips as ``title`` elements.
+    r"""The picture with its tooltips as ``title`` elements, and letters a little smaller.
 
     Args:
         svg: What Graphviz wrote.
@@ -28,4 +31,5 @@ def with_titles(svg: str) -> str:
     '<g id="a_n0"><g><title>w&#10;2 bytes</title>\n<text>w</text>\n</g>\n</g>'
     """
     svg = _OWN.sub(r"\1", _CHROME.sub("", svg))
+    svg = _SIZE.sub(lambda found: f'font-size="{float(found[1]) * _NARROWER:.2f}"', svg)
     return _LINK.sub(r"<g><title>\1</title>", svg).replace("</a>", "</g>")

@@ -301,3 +301,10 @@ def test_a_depth_limits_text_too(tree: TreeOf) -> None:
 def test_a_step_of_a_graph_is_refused(tree: TreeOf) -> None:
     with pytest.raises(UsageError, match="a model has no steps"):
         text_of(tree({"a.w": (2,)}), step=1)
+
+
+def test_letters_are_a_little_smaller_than_graphviz_reckons_as_browsers_set_them_wider(
+    tree: TreeOf,
+) -> None:
+    svg = draw(tree({"a.w": (2,)}), "svg", Options()).decode()
+    assert set(re.findall(r'font-size="([^"]*)"', svg)) == {"9.50", "8.55", "15.20"}
