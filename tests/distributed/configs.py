@@ -8,19 +8,16 @@ from typing import Any
 
 import pytest
 
-__all__ = ["ARCHITECTURES", "config_file"]
+from tests.hpx.derive.models import FAMILIES
 
-ARCHITECTURES = {"bert": "BertForMaskedLM", "vit": "ViTForImageClassification"}
+__all__ = ["config_file"]
 
 
 def config_file(folder: Path, family: str, **changes: Any) -> Path:
     """The ``config.json`` of a family, in full size."""
-    pytest.importorskip("transformers")
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-    values = {**CONFIG_MAPPING[family]().to_dict(), **changes}
-    if family in ARCHITECTURES:
-        values["architectures"] = [ARCHITECTURES[family]]
+    transformers = pytest.importorskip("transformers")
+    model_class, config_class, _ = FAMILIES[family]
+    values = {**getattr(transformers, config_class)().to_dict(), **changes}
     path = folder / "config.json"
-    path.write_text(json.dumps(values))
+    path.write_text(json.dumps({**values, "architectures": [model_class]}))
     return path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ import hpx
 from hpx.numeric.pool import Pool
 from hpx.numeric.report import Report
 from tests.distributed.configs import config_file
+from tests.hpx.derive.models import FAMILIES as KNOWN
 
 LANGUAGE = (
     *("llama", "qwen2", "qwen3", "gemma2", "phi3", "gpt2", "gpt_neox"),
@@ -17,6 +19,10 @@ LANGUAGE = (
 )
 FAMILIES = (*LANGUAGE, "bert", "vit")
 BUNDLED = ("tiny_llama", "tiny_moe", "moe_671b")
+MORE = tuple(name for name in KNOWN if name not in FAMILIES)
+"""The other families that hpx derives plans for."""
+INCOMPLETE: dict[str, dict[str, Any]] = {"deepseek_v2": {"num_experts_per_tok": 6}}
+"""What the configuration of a class leaves open."""
 CUT = {"mixtral": 1.0, "deepseek_v3": 0.8, "tiny_moe": 0.9, "moe_671b": 0.9}
 """The largest share of all elements that a rank of two holds: whole experts are most of these."""
 
@@ -35,6 +41,15 @@ def test_a_family_on_two_ranks(family: str, gloo: Pool, tmp_path: Path) -> None:
     report = hpx.check(config_file(tmp_path, family), mesh="tp=2", pool=gloo)
     equal(report)
     assert 0.5 <= report.held <= CUT.get(family, 0.65)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", MORE)
+def test_another_family_on_two_ranks(family: str, gloo: Pool, tmp_path: Path) -> None:
+    config = config_file(tmp_path, family, **INCOMPLETE.get(family, {}))
+    report = hpx.check(config, mesh="tp=2", pool=gloo)
+    equal(report)
+    assert report.held < 1
 
 
 @pytest.mark.slow
