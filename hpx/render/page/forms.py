@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby, pairwise
 from typing import Final, NamedTuple, TypeAlias, cast
 
 from hpx.graph.graph import ModuleGraph
@@ -33,6 +34,7 @@ _COMPARED: Final = MARKS.index("added")
 Runs: TypeAlias = list[int | list[int]]
 Column: TypeAlias = int | Runs | dict[str, Runs]
 
+_SHORT: Final = 8  # items of a column that is short enough as it is
 _LONGEST_NUMBER: Final = 9  # digits; what is longer is a name like any other
 
 
@@ -265,15 +267,17 @@ def column(values: Iterable[int]) -> Column:
     The number alone where all are equal; else with runs counted; or ``{"d": ...}``, the same of
     the differences from one to the next, the first from 0.
 
-    >>> column([7, 7, 7]), column([1, 2, 2, 2, 2]), column([4, 5, 6, 7, 8])
-    (7, [1, [2, 4]], {'d': [4, [1, 4]]})
+    >>> column([7, 7, 7]), column([1, 2, 2, 2, 2]), column(range(4, 20))
+    (7, [1, [2, 4]], {'d': [4, [1, 15]]})
     """
     items = list(values)
     found = runs(items)
     if len(found) == 1:
         only = found[0]
         return only[0] if isinstance(only, list) else only
-    steps = runs(value - before for before, value in zip([0, *items], items, strict=False))
+    if len(found) <= _SHORT:
+        return found
+    steps = runs(value - before for before, value in pairwise([0, *items]))
     # Differences are short where numbers are new in their order, and long where they jump.
     return {"d": steps} if 2 * len(steps) < len(found) else found
 
@@ -285,14 +289,12 @@ def runs(values: Iterable[int]) -> Runs:
     [[4, 3], 5]
     """
     out: Runs = []
-    items = list(values)
-    at = 0
-    while at < len(items):
-        value, end = items[at], at + 1
-        while end < len(items) and items[end] == value:
-            end += 1
-        out.extend([[value, end - at]] if end - at > 2 else items[at:end])
-        at = end
+    for value, same in groupby(values):
+        count = len(list(same))
+        if count > 2:
+            out.append([value, count])
+        else:
+            out.extend([value] * count)
     return out
 
 
