@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor
 
 import hpx
 from hpx.lineage import sources
+from hpx.numeric.pool import Pool
 from hpx.runtime.record import Applied
-from tests.distributed.pool import Pool
 from tests.distributed.sharded_models import MODELS, built, plan_for
 from tests.hpx.runtime.snapshot import bits
 

@@ -16,7 +16,7 @@ import hpx
 from hpx import bundled
 from hpx.bundled_modules import CausalLM, DecoderConfig
 from hpx.errors import HpxError, NotRunnableError
-from tests.distributed.pool import Pool
+from hpx.numeric.pool import Pool
 from tests.hpx.runtime.snapshot import bits
 
 UNEVEN: Final = "@default,shard-params{uneven=allow}"

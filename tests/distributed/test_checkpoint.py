@@ -17,9 +17,9 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 import hpx
+from hpx.numeric.pool import Pool
 from hpx.runtime.record import Applied
 from tests.distributed.data_parallel import built, loss_of, own_batch, sharded, whole
-from tests.distributed.pool import Pool
 from tests.distributed.test_apply_cases import differences
 
 

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hpx
 from hpx.bundled import tiny_llama
-from tests.distributed.pool import Pool
+from hpx.numeric.pool import Pool
 
 Gradients = dict[str, Tensor]
 

@@ -14,9 +14,9 @@ from torch.distributed.tensor import DTensor
 import hpx
 from hpx import bundled
 from hpx.errors import HpxError
+from hpx.numeric.pool import Pool
 from tests.distributed import data_parallel
 from tests.distributed.data_parallel import EXCLUDED, LLAMA, SPREAD, built, deviations, sharded
-from tests.distributed.pool import Pool
 
 # In the last two an ep group is a tp group, or the ranks of two data groups.
 CASES = [

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from torch.distributed.tensor import DTensor
 
+from hpx.numeric.pool import Pool
 from hpx.plan import ShardingPlan
 from hpx.runtime.apply import apply
 from tests.distributed.equality import WRAPS, built, deviations, deviations_if, zero_rows
 from tests.distributed.equality_models import MODELS, PADDING
-from tests.distributed.pool import Pool
 
 MESHES = {"tp=2": 2, "dp=2,tp=2": 4}
 LIMIT = 1e-9

@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from hpx.errors import MeshError
 from hpx.mesh import MeshSpec
-from tests.distributed.pool import Pool
+from hpx.numeric.pool import Pool
 
 Groups = dict[str, list[list[int]]]
 

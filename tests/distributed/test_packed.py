@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hpx.numeric.pool import Pool
 from tests.distributed.packed import (
     OTHERS,
     PACKED,
@@ -14,7 +15,6 @@ from tests.distributed.packed import (
     saved,
     there_and_back,
 )
-from tests.distributed.pool import Pool
 
 LIMIT = 1e-9
 """Of ``max|a-b| / max|b|``, per tensor."""

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 import hpx
 from hpx import bundled
 from hpx.errors import HpxError
-from tests.distributed.pool import Pool
+from hpx.numeric.pool import Pool
 from tests.distributed.test_apply_cases import differences, stage_plan
 from tests.hpx.runtime.snapshot import bits
 

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from tests.distributed.pool import Pool, RanksFailedError
+from hpx.numeric.pool import Pool, RanksFailedError
 
 PRELOAD = ("torch.distributed.tensor.debug",)
 
@@ -243,7 +243,7 @@ def test_the_processes_end_with_the_one_that_started_them() -> None:
         import os, signal, sys, types
         sys.modules["tests"] = types.ModuleType("tests")
         sys.modules["tests"].__path__ = [{str(tests)!r}]
-        from tests.distributed.pool import Pool
+        from hpx.numeric.pool import Pool
         from tests.distributed.test_pool import pid
         pool = Pool(2, {PRELOAD})
         print(*pool.run(pid, 2), pool.folder, flush=True)

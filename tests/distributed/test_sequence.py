@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from hpx.numeric.pool import Pool
 from hpx.plan import ShardingPlan
 from hpx.runtime import boundaries, inputs, local, sequence
 from hpx.runtime.apply import apply
@@ -16,7 +17,6 @@ from tests.distributed.derived import derived_deviations
 from tests.distributed.equality import batches, built, deviation, deviations, no_casts
 from tests.distributed.equality_models import MODELS
 from tests.distributed.loss_in_parts import loss_deviations
-from tests.distributed.pool import Pool
 
 LIMIT = 1e-9
 """Of ``max|a-b| / max|b|``, per tensor."""

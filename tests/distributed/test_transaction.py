@@ -11,8 +11,8 @@ from torch import nn
 
 import hpx
 from hpx import bundled
+from hpx.numeric.pool import Pool
 from hpx.runtime import apply as applying
-from tests.distributed.pool import Pool
 from tests.hpx.runtime.snapshot import Facts, differences, snapshot
 
 RULES: Final[dict[str, Any]] = {
