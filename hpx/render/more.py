@@ -46,7 +46,9 @@ def compared_text(subject: Subject) -> str:
     attributes = sum(len(c.names) for c in subject.diff.changes if c.what == "attribute")
     if attributes:
         found.append(f"{counted(attributes, 'attribute')} of modules changed")
-    return ", ".join(found) or "every parameter is the same"
+    text = ", ".join(found) or "every parameter is the same"
+    asked = ", ".join(name for name, _, _ in subject.diff.header)
+    return f"{text}; other {asked}" if asked else text
 
 
 def _listed(items: list[str]) -> str:

@@ -150,3 +150,9 @@ def test_ids_of_what_is_put_back_are_fresh(moe: Run, moe_graph: ModuleGraph) -> 
     made = compared(apart, moe)
     ids = [row.node for row in made.rows() if row.kind == "parameter"]
     assert len(ids) == len(set(ids))
+
+
+def test_what_runs_were_asked_for_differently_is_told(graph_of: GraphOf, run_of: RunOf) -> None:
+    one = run_of(graph_of({"a.w": (8, 8)}), {"a.w": {"tp": "S(0)"}})
+    other = run(one.entry, one.plan, one.mesh, "tie-weights, shard-params")
+    assert fact(compared(one, other), "compared").endswith("; other pipeline, schedule")
