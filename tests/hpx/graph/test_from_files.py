@@ -125,6 +125,18 @@ def test_safetensors_are_read_without_torch() -> None:
     assert answer.stdout.strip() == "False"
 
 
+def test_pickles_and_pickled_modules_are_read_without_torch() -> None:
+    torch.save(torch.nn.Linear(2, 2), "m.pt")
+    program = (
+        "import sys; from hpx.graph.sources import open_for_viewing;"
+        "open_for_viewing('m.pt'); print('torch' in sys.modules)"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    )
+    assert answer.stdout.strip() == "False"
+
+
 @pytest.mark.parametrize(
     "content",
     [
