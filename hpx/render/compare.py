@@ -47,6 +47,7 @@ def compared(old: Run | ModuleGraph, new: Run | ModuleGraph, step: int | None) -
         flow=after.graph.flow,
     )
     marks: dict[int, Mark] = {}
+    modules: dict[str, int] = {}
     was: dict[int, str] = {}
     for change in diff.changes:
         if change.what == "attribute":
@@ -54,7 +55,7 @@ def compared(old: Run | ModuleGraph, new: Run | ModuleGraph, step: int | None) -
         for name in change.names:
             node_id = graph.find(name)
             if change.what == "removed":
-                marks[_put_back(graph, before.graph, name)] = "removed"
+                marks[_put_back(graph, before.graph, name, modules)] = "removed"
             elif node_id is not None:
                 marks[node_id] = "added" if change.what == "added" else "changed"
                 if change.fields:
@@ -88,24 +89,39 @@ def _sources(before: Subject, after: Subject) -> str:
     return f"{old} -> {after.source or 'a model'}"
 
 
-def _put_back(graph: ModuleGraph, old: ModuleGraph, name: str) -> int:
-    """Add a tensor of the old graph under its name, with the modules that it needs."""
+def _put_back(graph: ModuleGraph, old: ModuleGraph, name: str, modules: dict[str, int]) -> int:
+    """Add a tensor of the old graph under its name, with the modules that it needs.
+
+    ``modules`` remembers where names lead to: thousands of names begin alike.
+    """
     source_id = old.find(name)
     assert source_id is not None
     source = old.tensor(source_id)
-    *parts, last = name.split(".")
-    here, known = graph.root, ""
-    for part in parts:
-        known = f"{known}.{part}" if known else part
-        found = graph.find(known)
-        if found is not None and isinstance(graph.nodes[found], ModuleNode):
-            here = found
-            continue
-        here = _add(graph, here, part, _module(old, known))
-    while (wrapped := graph.module(here).spec.wrapper) is not None:
-        here = graph.module(here).children[wrapped]
+    above, _, last = name.rpartition(".")
+    here = _module_at(graph, old, above, modules)
     tensor = TensorNode(0, source.kind, 0, last, (), source.spec._replace(placed=None))
     return _add(graph, here, last, tensor)
+
+
+def _module_at(graph: ModuleGraph, old: ModuleGraph, path: str, modules: dict[str, int]) -> int:
+    """The module of this name, made like the old one where it is gone; inside its wrappers."""
+    here = _inside(graph, graph.root)
+    known = ""
+    for part in path.split(".") if path else []:
+        known = f"{known}.{part}" if known else part
+        if known not in modules:
+            found = graph.find(known)
+            if found is None or not isinstance(graph.nodes[found], ModuleNode):
+                found = _add(graph, here, part, _module(old, known))
+            modules[known] = _inside(graph, found)
+        here = modules[known]
+    return here
+
+
+def _inside(graph: ModuleGraph, module: int) -> int:
+    while (wrapped := graph.module(module).spec.wrapper) is not None:
+        module = graph.module(module).children[wrapped]
+    return module
 
 
 def _module(old: ModuleGraph, path: str) -> ModuleNode:

@@ -156,3 +156,11 @@ def test_what_runs_were_asked_for_differently_is_told(graph_of: GraphOf, run_of:
     one = run_of(graph_of({"a.w": (8, 8)}), {"a.w": {"tp": "S(0)"}})
     other = run(one.entry, one.plan, one.mesh, "tie-weights, shard-params")
     assert fact(compared(one, other), "compared").endswith("; other pipeline, schedule")
+
+
+def test_what_a_wrapped_module_lost_is_put_back_inside_it(graph_of: GraphOf) -> None:
+    wrappers = {"inner": "_orig_mod"}
+    shapes = {"inner._orig_mod.a.w": (2,), "inner._orig_mod.b.w": (2,)}
+    old = graph_of(shapes, wrappers=wrappers)
+    new = graph_of({"inner._orig_mod.a.w": (2,)}, wrappers=wrappers)
+    assert row_of(compared(old, new), "inner.b.w").mark == "removed"
