@@ -44,7 +44,8 @@ def write_checkpoint(place: Path) -> int:
     """A ``.pt`` with the names of the bundled mixture on small tensors; how many there are."""
     import torch
 
-    weights = dict.fromkeys(["model.embed_tokens.weight", "lm_head.weight"], (12, 7))
+    weights: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (12, 7)}
+    weights["lm_head.weight"] = (12, 7)
     weights["model.norm.weight"] = (7,)
     for layer in (f"model.layers.{i}" for i in range(LAYERS)):
         for name, shape in (("q", (16, 7)), ("k", (2, 7)), ("v", (2, 7)), ("o", (7, 16))):
