@@ -28,6 +28,7 @@ from hpx.inert.values import Object, Opaque, Tensor
 __all__ = ["TorchFile", "read_torch_file"]
 
 _USUAL_KEYS: Final = ("state_dict", "model_state_dict", "model", "module")
+_LONGEST: Final = 80
 _AS_STATE_DICT: Final = "save model.state_dict() instead, or give package.module:factory"
 
 
@@ -91,10 +92,11 @@ def _model(content: Content, shown: str) -> tuple[str | None, Mapping[object, ob
         return None, root
     entries = mapping_of(root)
     if entries is None:
+        plain = {"Tensor": "tensor", "Bag": "set"}
         kind = root.text if isinstance(root, Object) else type(root).__name__
         raise InputError(
             f"{shown} holds no state dict",
-            why=f"it is a {printable(kind).lower() if kind == 'Tensor' else printable(kind)}",
+            why=f"it is a {printable(plain.get(kind, kind))[:_LONGEST]}",
             fix="save model.state_dict()",
         )
     return _state_dict(entries, shown)
@@ -118,7 +120,7 @@ def _state_dict(
         return key, module
     if len(inner) == 1:
         return next(iter(inner.items()))
-    keys = ", ".join(printable(_key_text(key)) for key in list(content)[:12]) or "none"
+    keys = ", ".join(printable(_key_text(key))[:_LONGEST] for key in list(content)[:12]) or "none"
     what = "several state dicts" if inner else "no tensors"
     raise InputError(
         f"{shown} holds {what}", why=f"its keys are {keys}", fix="save one model.state_dict()"
