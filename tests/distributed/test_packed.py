@@ -61,6 +61,15 @@ def test_parts_that_are_declared_in_another_order_than_the_code_reads_show(
         assert max(found.values()) > 1e-3
 
 
+@pytest.mark.parametrize("name", ["phi3", "gpt2", "falcon by group"])
+def test_a_step_with_the_stream_cut_on_the_sequence_equals_the_unsharded_one(
+    name: str, gloo: Pool
+) -> None:
+    pipeline = "@run, insert-collectives{sp=true}"
+    for _, found in gloo.run(packed_deviations, 2, name, "tp=2", None, pipeline):
+        assert {key: far for key, far in found.items() if far > LIMIT} == {}
+
+
 @pytest.mark.parametrize("wrap", ["compile", "checkpoint of parts"])
 @pytest.mark.parametrize("name", ["phi3", "gpt2"])
 def test_a_step_compiled_or_checkpointed_equals_the_unsharded_one(
