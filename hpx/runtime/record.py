@@ -122,6 +122,8 @@ class Applied:
         memo[id(self)] = twin
         twin.model = deepcopy(self.model, memo)
         twin.data_parallel = self.data_parallel
+        # Hooks were copied with their modules; a copied handle finds the copied table of its own.
+        twin.handles = deepcopy(self.handles, memo)
         _ROOTS.add(twin.model)
         return twin
 

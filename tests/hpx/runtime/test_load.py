@@ -139,3 +139,15 @@ def test_source_info_has_the_order_of_a_packed_dim() -> None:
         "parts": [["q", 8], ["k", 4], ["v", 4]],
         "pieces": 2,
     }
+
+
+@pytest.mark.parametrize("pipeline", ["@default", "@default, localize{mode=permanent}"])
+def test_a_copy_is_guarded_and_restored_by_itself(pipeline: str) -> None:
+    model = Fused()
+    hpx.apply(model, PACKED, "tp=2", pipeline)
+    twin = copy.deepcopy(model)
+    hpx.state_dict(twin)
+    hpx.restore(twin)
+    assert twin.state_dict().keys() == state().keys()
+    with pytest.raises(HpxError, match=r"use hpx\.state_dict"):
+        model.state_dict()
