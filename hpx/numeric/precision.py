@@ -2,6 +2,9 @@
 
 Norms, rotary embeddings and softmax of many models compute in float32 whatever they are given.
 Rounded there, two steps that differ by 1e-16 differ by 1e-7 afterwards, and faults drown.
+
+torch runs no function mode during backward, so what an activation checkpoint computes anew there is
+cast as the model says. In eval mode, which a check uses, models of transformers do not checkpoint.
 """
 
 from __future__ import annotations
