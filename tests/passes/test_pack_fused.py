@@ -141,13 +141,16 @@ def test_a_part_whose_heads_the_ranks_cannot_share_is_refused_with_the_heads() -
 
 def test_a_quantised_weight_is_not_reordered_away_from_its_scales() -> None:
     before = graph_of(
-        {"qkv.weight": (512, 64), "qkv.weight_scale": (4, 1)},
+        {"qkv.weight": (512, 64), "qkv.weight_scale": (8, 1)},
         dtypes={"qkv.weight": "float8_e4m3fn"},
     )
     declared = {"dim": 0, "parts": {"q": 256, "k": 128, "v": 128}}
-    wanted = plan({"qkv.weight": CUT, "qkv.weight_scale": "replicate"}, {"qkv.weight": declared})
-    with pytest.raises(HpxError):
+    wanted = plan({"qkv.weight": CUT, "qkv.weight_scale": CUT}, {"qkv.weight": declared})
+    with pytest.raises(HpxError, match="its rows are reordered, and those of weight_scale are not"):
         run(before, wanted, "tp=2")
+    scales = {"dim": 0, "parts": {"q": 4, "k": 2, "v": 2}}
+    both = {"qkv.weight": declared, "qkv.weight_scale": scales}
+    assert run(before, plan({"qkv.weight*": CUT}, both), "tp=2").by_name["qkv.weight"].layout
 
 
 def test_the_fact_names_what_is_cut_across_its_parts() -> None:
