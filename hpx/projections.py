@@ -11,6 +11,7 @@ from hpx.graph.nodes import ModuleNode, Node, TensorNode
 
 __all__ = [
     "Role",
+    "is_only_layer",
     "is_projection",
     "is_projection_name",
     "layer_weight",
@@ -74,7 +75,9 @@ def role_of(graph: ModuleGraph, node: TensorNode) -> tuple[int, Role | None] | N
     if role is not None:
         return node.parent, role
     owner = graph.module(node.parent)
-    while owner.parent >= 0 and _only_wraps(graph.module(owner.parent), owner.name):
+    while owner.parent >= 0 and (
+        _only_wraps(graph.module(owner.parent), owner.name) or is_only_layer(graph, owner)
+    ):
         owner = graph.module(owner.parent)
     if node.name != "weight" or owner.parent < 0 or "Embedding" in owner.spec.cls:
         return None
@@ -92,10 +95,33 @@ def _only_wraps(module: ModuleNode, child: str) -> bool:
     return child in (module.spec.wrapper, "base_layer")
 
 
+def is_only_layer(graph: ModuleGraph, module: ModuleNode) -> bool:
+    """Whether a module is all that has parameters in a ``Sequential``, which then is that layer."""
+    if module.parent < 0 or graph.module(module.parent).spec.container != "sequential":
+        return False
+    grand = graph.module(module.parent)
+    if grand.parent < 0 or role_of_name(grand.name) is None:
+        return False
+    return all(
+        child.id == module.id or not _has_parameters(graph, child.id)
+        for child in graph.children(grand.id)
+    )
+
+
+def _has_parameters(graph: ModuleGraph, module: int) -> bool:
+    return next(iter(graph.parameters(module)), None) is not None
+
+
+def _stands_for(graph: ModuleGraph, module: ModuleNode, name: str, child: int) -> bool:
+    node = graph.nodes[child]
+    is_layer = isinstance(node, ModuleNode) and is_only_layer(graph, node)
+    return is_layer or _only_wraps(module, name)
+
+
 def layer_weight(graph: ModuleGraph, module: ModuleNode) -> Node | None:
     """The weight of a layer, through what only wraps it."""
     while "weight" not in module.children:
-        inner = [c for name, c in module.children.items() if _only_wraps(module, name)]
+        inner = [c for name, c in module.children.items() if _stands_for(graph, module, name, c)]
         node = graph.nodes[inner[0]] if inner else None
         if not isinstance(node, ModuleNode):
             return None

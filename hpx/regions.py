@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import ModuleNode, TensorNode
-from hpx.projections import is_projection, output_dim
+from hpx.projections import is_only_layer, is_projection, output_dim
 
 __all__ = ["partial_gradients", "regions"]
 
@@ -44,6 +44,8 @@ def _layer_above(graph: ModuleGraph, weight: TensorNode) -> int | None:
         return owner.id
     if "Embedding" in owner.spec.cls or owner.parent < 0:
         return None
+    if is_only_layer(graph, owner):
+        owner = graph.module(owner.parent)
     return owner.parent
 
 

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from hpx.derive.names import POSITIONS, TOKENS
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import ModuleNode, TensorNode
-from hpx.projections import layer_weight, output_dim
+from hpx.projections import is_only_layer, layer_weight, output_dim
 
 __all__ = ["Adapter", "Layer", "has_convolution", "is_linear", "layer_at", "layers_in"]
 
@@ -95,7 +95,10 @@ def layers_in(graph: ModuleGraph, module_id: int) -> list[Layer]:
 def _owner_of(graph: ModuleGraph, module: ModuleNode) -> ModuleNode:
     """The module that holds the weight, inside what wraps it."""
     while "weight" not in module.children:
-        inner = module.children.get("base_layer") or module.children[module.spec.wrapper or ""]
+        inner = module.children.get("base_layer") or module.children.get(module.spec.wrapper or "")
+        if inner is None:
+            layers = (c for c in graph.children(module.id) if isinstance(c, ModuleNode))
+            inner = next(layer.id for layer in layers if is_only_layer(graph, layer))
         module = graph.module(inner)
     return module
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import pytest
+from torch import nn
 
+from hpx.graph.graph import ModuleGraph
 from hpx.projections import is_projection, layer_weight, output_dim, role_of_name
 from hpx.testing import graph_of
 
@@ -68,3 +70,21 @@ def test_the_weight_of_a_layer_is_found_inside_what_only_wraps_it() -> None:
     assert found is not None
     assert graph.path(found.id) == "q.base_layer.weight"
     assert layer_weight(graph, graph.module(graph.root)) is None
+
+
+def wrapped(*layers: nn.Module) -> ModuleGraph:
+    attention = nn.ModuleDict({"q": nn.Sequential(*layers), "o_proj": nn.Linear(8, 8, bias=False)})
+    return ModuleGraph.from_module(nn.ModuleDict({"attn": attention}))
+
+
+def test_a_sequence_of_one_layer_is_that_layer() -> None:
+    graph = wrapped(nn.Linear(8, 8, bias=False), nn.Dropout(0.0))
+    assert is_projection(graph, graph.tensor(graph.find("attn.q.0.weight") or -1))
+    found = layer_weight(graph, graph.module(graph.find("attn.q") or -1))
+    assert found is not None
+    assert graph.path(found.id) == "attn.q.0.weight"
+
+
+def test_a_sequence_of_several_layers_is_none_of_them() -> None:
+    graph = wrapped(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
+    assert not is_projection(graph, graph.tensor(graph.find("attn.q.0.weight") or -1))

@@ -50,29 +50,40 @@ def test_without_tp_nothing_is_told() -> None:
 class WrappedQuery(nn.Module):
     """q in a Sequential, the others as usual."""
 
-    def __init__(self) -> None:
+    def __init__(self, *more: nn.Module) -> None:
         super().__init__()
         self.num_heads, self.head_dim = 4, 4
-        self.q_proj = nn.Sequential(nn.Linear(16, 16, bias=False))
+        self.q_proj = nn.Sequential(nn.Linear(16, 16, bias=False), *more)
         self.k_proj = nn.Linear(16, 16, bias=False)
         self.v_proj = nn.Linear(16, 16, bias=False)
         self.o_proj = nn.Linear(16, 16, bias=False)
 
 
-@pytest.mark.parametrize("keys", ["replicate", {"tp": "S(0)"}], ids=["q alone", "q, k and v"])
-def test_declaring_the_count_divides_it_and_it_is_no_longer_told(keys: object) -> None:
+RULES = {
+    "attn.q_proj.0.weight": {"tp": "S(0)"},
+    "attn.{k,v}_proj.weight": {"tp": "S(0)"},
+    "attn.o_proj.weight": {"tp": "S(1)"},
+}
+
+
+def outer(*more: nn.Module) -> nn.Module:
     model = nn.Module()
-    model.attn = WrappedQuery()
-    rules = {
-        "attn.q_proj.0.weight": {"tp": "S(0)"},
-        "attn.{k,v}_proj.weight": keys,
-        "attn.o_proj.weight": {"tp": "S(1)"},
-    }
+    model.attn = WrappedQuery(*more)
+    return model
+
+
+def test_a_sequential_of_one_layer_is_that_layer_and_its_count_is_divided() -> None:
+    done = hpx.run(outer(nn.Dropout(0.1)), ShardingPlan(RULES), "tp=2")
+    assert not [problem for problem in done.problems if "was not rewritten" in problem.text]
+    assert done.graph.module(done.graph.get("attn").id).attributes["num_heads"] == 2
+
+
+def test_declaring_the_count_divides_it_and_it_is_no_longer_told() -> None:
+    model = outer(nn.Linear(16, 16, bias=False))
+    rules = {**RULES, "attn.q_proj.1.weight": "replicate", "attn.{k,v}_proj.weight": "replicate"}
     text = "q_proj.0 is cut on its 16 outputs, and num_heads = 4 was not rewritten"
-    silent = ShardingPlan(rules)
-    declared = ShardingPlan(rules, heads={"attn": ["num_heads"]})
     found = [
         [problem.text for problem in hpx.run(model, plan, "tp=2").problems]
-        for plan in (silent, declared)
+        for plan in (ShardingPlan(rules), ShardingPlan(rules, heads={"attn": ["num_heads"]}))
     ]
     assert (text in found[0], text in found[1]) == (True, False)

@@ -48,10 +48,23 @@ class WrappedQuery(Attention):
         self.q_proj = nn.Sequential(linear(32, 32))
 
 
-def test_a_query_in_a_sequential_is_said_to_be_one() -> None:
-    text = reason(derived(WrappedQuery()), "k_proj.weight")
+def test_a_query_in_a_sequential_of_one_layer_is_that_layer() -> None:
+    done = derived(WrappedQuery())
+    for name in ("q_proj.0", "k_proj"):
+        assert str(done.by_name[f"layers.0.mixer.{name}.weight"].layout) == "tp:S(0)"
+    assert done.graph.module(done.graph.get("layers.0.mixer").id).attributes["num_heads"] == 2
+
+
+class DeepQuery(Attention):
+    def __init__(self) -> None:
+        super().__init__(kv=4)
+        self.q_proj = nn.Sequential(linear(32, 32), linear(32, 32))
+
+
+def test_a_query_in_a_sequential_of_several_layers_is_said_to_be_one() -> None:
+    text = reason(derived(DeepQuery()), "k_proj.weight")
     assert "q_proj is a Sequential around a layer" in text
-    assert text == reason(derived(WrappedQuery()), "q_proj.0.weight")
+    assert text == reason(derived(DeepQuery()), "q_proj.0.weight")
 
 
 class Flat(Attention):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from torch import nn
+
+import hpx
 from hpx.graph.graph import ModuleGraph
 from hpx.mesh import MeshSpec
 from hpx.plan import ShardingPlan
@@ -133,3 +136,16 @@ def test_columns_that_are_gathered_twice_are_a_finding() -> None:
     )
     made = found(graph, {"tower": {"output": "R", "input": {"0": "none"}}})
     assert "its output is R already, and would be gathered again" in whats(made)
+
+
+def test_attention_whose_projections_are_sequences_of_one_layer_is_one_region() -> None:
+    attention = nn.ModuleDict({name: nn.Sequential(nn.Linear(8, 8)) for name in ("q", "k", "v")})
+    attention["o_proj"] = nn.Linear(8, 8)
+    model = nn.ModuleDict({"attn": attention})
+    plan = ShardingPlan(
+        {"attn.{q,k,v}.0.weight": {"tp": "S(0)"}, "attn.o_proj.weight": {"tp": "S(1)"}},
+        default="replicate",
+    )
+    run = hpx.run(model, plan, "tp=2", "@run")
+    made = roles(run.graph, run.mesh, run.plan)
+    assert states(run.graph, made) == {"attn": ("R", "R"), "attn.o_proj": ("S(-1)", "R")}
