@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hpx.prove.steps import Step, step_of, tensors_of
+
 __all__ = ["Contraction", "Contractions", "OutOfTimeError"]
 
 _BATCHED = ("aten::bmm", "aten::baddbmm")
@@ -38,13 +40,14 @@ class Contraction(NamedTuple):
 
 
 class Contractions(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the contractions of what runs inside, until its time is over."""
+    """Notes the contractions and all operations of what runs inside, until its time is over."""
 
     def __init__(self, deadline: float, *, frames: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.deadline = deadline
         self.with_frames = frames
         self.found: list[Contraction] = []
+        self.steps: list[Step] = []
 
     def __torch_dispatch__(
         self,
@@ -63,12 +66,18 @@ class Contractions(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._note(int(first.shape[-1]))
         elif known.startswith(_ATTENTION) and "backward" not in known:
             self._note(int(args[0].shape[-1]))
-        return func(*args, **(kwargs or {}))
+        out = func(*args, **(kwargs or {}))
+        if tensors_of(out):
+            self.steps.append(step_of(func, args, kwargs or {}, out, self._frames()))
+        return out
 
     def _note(self, size: int) -> None:
+        self.found.append(Contraction(size, self._frames()))
+
+    def _frames(self) -> tuple[tuple[FrameType, int], ...]:
         frames: list[tuple[FrameType, int]] = []
         frame: FrameType | None = sys._getframe(1) if self.with_frames else None
         while frame is not None:
             frames.append((frame, frame.f_lineno))
             frame = frame.f_back
-        self.found.append(Contraction(size, tuple(frames)))
+        return tuple(frames)

@@ -198,10 +198,12 @@ def _problem(region: Region, failure: Failure) -> Problem:
     inner = ".".join(filter(None, (region.path, where.module))) or "the model"
     whose = "one rank" if failure.rank == 0 else f"tp rank {failure.rank}"
     text = f"with the shapes of {whose} it fails: {failure.what}"
+    if failure.runs:
+        text = f"with the shapes of {whose} it runs and computes something else: {failure.what}"
     if where.line:
         text += f"; {where.line}, in {inner}: {where.code}"
     hint = "replicate the region, or change the code"
-    if where.counts:
+    if where.counts and not failure.runs:
         read = ", ".join(f"{name} = {value}" for name, value in where.counts)
         text += f"; it reads {read}, which nobody divided"
         plain = [name for name, _ in where.counts if "." not in name]
@@ -210,7 +212,7 @@ def _problem(region: Region, failure: Failure) -> Problem:
             if plain
             else "read the count from an attribute of the module, and declare it under heads:"
         )
-    elif where.numbers:
+    elif where.numbers and not failure.runs:
         shown = ", ".join(map(str, where.numbers))
         text += f"; the numbers in the code ({shown}) are those of the unsharded model"
         hint = "write -1 where the number of heads or channels stands, or read it from an attribute"

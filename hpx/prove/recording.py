@@ -13,6 +13,7 @@ from torch.utils import _pytree
 
 from hpx.prove.contractions import Contraction, Contractions
 from hpx.prove.inputs import Call
+from hpx.prove.steps import Step
 
 __all__ = ["Recorded", "record", "tensors_in"]
 
@@ -26,12 +27,14 @@ class Recorded:
         kwargs: The others.
         tensors: The tensors that came out.
         contractions: What was multiplied inside.
+        steps: All operations inside.
     """
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     tensors: list[Tensor]
     contractions: list[Contraction]
+    steps: list[Step]
 
 
 class _EnoughError(Exception):
@@ -86,16 +89,19 @@ def record(
 def _hooks(
     path: str, waiting: set[str], found: dict[str, Recorded], contractions: Contractions
 ) -> tuple[Callable[..., None], Callable[..., None]]:
-    entered: list[tuple[tuple[Any, ...], dict[str, Any], int]] = []
+    entered: list[tuple[tuple[Any, ...], dict[str, Any], int, int]] = []
 
     def before(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        entered.append((args, dict(kwargs), len(contractions.found)))
+        marks = len(contractions.found), len(contractions.steps)
+        entered.append((args, dict(kwargs), *marks))
 
     def after(_module: nn.Module, _args: object, result: object) -> None:
-        args, kwargs, start = entered.pop()
+        args, kwargs, start, step = entered.pop()
         if path not in found:
             seen = contractions.found[start:]
-            found[path] = Recorded(args, kwargs, tensors_in(result), seen)
+            found[path] = Recorded(
+                args, kwargs, tensors_in(result), seen, contractions.steps[step:]
+            )
             waiting.discard(path)
             if not waiting:
                 raise _EnoughError

@@ -30,6 +30,10 @@ class Region:
             it holds of each parameter, by name inside the region. Rank 0 is the first.
         integers: What the run made of integer attributes, by (module, attribute) inside it.
         summed: Whether its output is whole again.
+        rowwise: Names of the rowwise layers in it, whose outputs are summed.
+        inputs: Names of the inputs whose gradient is summed; None for the first one.
+        reduced: Names of its whole parameters whose gradient is summed.
+        packed: Whether fused weights stand in it, whose parts lie one after the other.
         stacked: Names of parameters in it that are derived: the module has them in another form.
     """
 
@@ -39,6 +43,10 @@ class Region:
     ranks: tuple[tuple[int, Mapping[str, tuple[int, ...]]], ...]
     integers: Mapping[tuple[str, str], int]
     summed: bool
+    rowwise: tuple[str, ...]
+    inputs: tuple[str, ...] | None
+    reduced: tuple[str, ...]
+    packed: bool
     stacked: tuple[str, ...]
 
 
@@ -94,7 +102,15 @@ def _region(
     summed = bool(first.rowwise) or first.output is not None
     nodes = tuple(role.module for role in group)
     ranks = tuple(_ranks(run, held, tp))
-    return Region(nodes, outer, first.role, ranks, integers, summed, tuple(stacked))
+    packed = any(node.order is not None for node, _ in held)
+    inputs = None
+    if first.inputs is not None:
+        inputs = tuple(name for name, edge in first.inputs.items() if edge == "R")
+    reduced = tuple(names[0] for node, names in held if node.props.get("reduce"))
+    return Region(
+        *(nodes, outer, first.role, ranks, integers, summed, first.rowwise, inputs, reduced),
+        *(packed, tuple(stacked)),
+    )
 
 
 def _ranks(

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree
+from torch.utils.hooks import RemovableHandle
 
 from hpx.layout import per_rank_sizes
 from hpx.local_config import set_integer
 from hpx.prove.blame import Blame, Frames, blame, frames_of
 from hpx.prove.contractions import Contractions, OutOfTimeError
 from hpx.prove.copying import copy_with
+from hpx.prove.mixing import mixed
+from hpx.prove.passing import Sum, passing
 from hpx.prove.recording import Recorded, tensors_in
 from hpx.prove.regions import Region
 
@@ -27,12 +32,14 @@ class Failure:
         what: What failed, with its numbers.
         blame: Where; its line is empty where no line is to blame.
         rank: On which rank of tp.
+        runs: Whether every shape fits, and the numbers would be others.
     """
 
-    def __init__(self, what: str, blame: Blame, rank: int = 0) -> None:
+    def __init__(self, what: str, blame: Blame, rank: int = 0, *, runs: bool = False) -> None:
         self.what = what
         self.blame = blame
         self.rank = rank
+        self.runs = runs
 
 
 def replay(
@@ -84,13 +91,15 @@ def _run(
     contractions = Contractions(deadline, frames=True)
     divided = list(region.integers)
 
-    def failure(what: str, frames: Frames = ()) -> Failure:
-        return Failure(what, blame(local, frames, divided, size), rank)
+    def failure(what: str, frames: Frames = (), *, runs: bool = False) -> Failure:
+        return Failure(what, blame(local, frames, divided, size), rank, runs=runs)
 
     def part_of(tensor: Tensor) -> Tensor:
         return parts.get(id(tensor), tensor)
 
     args, kwargs = _pytree.tree_map_only(Tensor, part_of, (recorded.args, dict(recorded.kwargs)))
+    sums: list[Sum] = []
+    handles = list(_watch(local, region, contractions, sums))
     try:
         with mode, torch.no_grad(), contractions:
             result = local(*args, **kwargs)
@@ -99,18 +108,73 @@ def _run(
     except Exception as error:  # noqa: BLE001 - a model's code can raise anything
         text = " ".join(str(error).split())[:200]
         return failure(f"{type(error).__name__}: {text}", frames_of(error))
+    finally:
+        for handle in handles:
+            handle.remove()
     pairs = zip(recorded.contractions, contractions.found, strict=False)
     for before, after in pairs if region.kind == "attention" else ():
         if before.size != after.size:
             what = f"query and key are multiplied over {after.size} of the {before.size} of a head"
             return failure(what, after.frames)
+    for step, same in zip(recorded.steps, contractions.steps, strict=False):
+        if step.func is not same.func or len(step.shapes) != len(same.shapes):
+            break  # as many steps as there are heads: they cannot be told apart from here on
+        mixes = mixed(step, same, packed=region.packed)
+        if mixes is not None:
+            return failure(mixes, same.frames, runs=True)
     given = tensors_in(result)
     wrong = _wrong_output(recorded.tensors, given, place, summed=region.summed)
     if wrong is not None:
         return failure(wrong)
+    sources = _sources(local, region, args, kwargs)
+    past = passing(recorded.steps, contractions.steps, sources, sums, given)
+    if past is not None:
+        return failure(past.what, past.frames, runs=True)
     if rank == 0:
         parts.update((id(a), b) for a, b in zip(recorded.tensors, given, strict=True))
     return None
+
+
+def _watch(
+    local: nn.Module, region: Region, noted: Contractions, sums: list[Sum]
+) -> Iterator[RemovableHandle]:
+    """Hooks that tell which operations are those of rowwise layers."""
+    for path in region.rowwise:
+        layer = local.get_submodule(path)
+        starts: list[int] = []
+
+        def before(_layer: nn.Module, _args: object, starts: list[int] = starts) -> None:
+            starts.append(len(noted.steps))
+
+        def after(layer: nn.Module, _args: object, out: object, starts: list[int] = starts) -> None:
+            bias = getattr(layer, "bias", None)
+            bias = bias if isinstance(bias, Tensor) else None
+            sums.append(Sum(starts.pop(), len(noted.steps), bias, tuple(tensors_in(out))))
+
+        yield layer.register_forward_pre_hook(before)
+        yield layer.register_forward_hook(after)
+
+
+def _sources(
+    local: nn.Module, region: Region, args: Sequence[object], kwargs: Mapping[str, object]
+) -> dict[int, str]:
+    """What gets a gradient that the ranks sum, by ``id``: inputs, and whole parameters."""
+    found: dict[int, str] = {}
+    if region.inputs is None:
+        first = next(iter(tensors_in((args, dict(kwargs)))), None)
+        if first is not None and first.is_floating_point():
+            found[id(first)] = "its input"
+    else:
+        with contextlib.suppress(TypeError, ValueError):
+            given = inspect.signature(local.forward).bind(*args, **kwargs).arguments
+            for name in region.inputs:
+                for tensor in tensors_in(given.get(name)):
+                    found[id(tensor)] = name
+    for name in region.reduced:
+        owner, _, last = name.rpartition(".")
+        tensor = getattr(local.get_submodule(owner), last)
+        found[id(tensor)] = name
+    return found
 
 
 def _on_one_rank(

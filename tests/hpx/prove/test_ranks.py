@@ -20,7 +20,7 @@ UNEVEN = ["@default", "!shard-params", "shard-params{uneven=allow}"]
 
 
 class Reading(nn.Module):
-    """An mlp that adds one of its channels to all, by a number that stands in the code."""
+    """An mlp whose code asks for a number of channels at least."""
 
     def __init__(self, width: int, channel: int = 0) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Reading(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         wide = self.up(hidden)
         if self.channel:
-            wide = wide + wide.select(-1, self.channel).unsqueeze(-1)
+            wide.unfold(-1, self.channel + 1, 1)
         out: Tensor = self.down(functional.relu(wide))
         return out
 
