@@ -16,7 +16,6 @@ from hpx.errors import PassError
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import ModuleNode, TensorNode
 from hpx.lineage import Lineage, Permute, Source, Stack, sources
-from hpx.pipeline.context import Problem
 from hpx.provenance import Derivation, Event, Provenance, apply_event
 from hpx.ranges import compact_ids
 from hpx.run import Run
