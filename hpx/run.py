@@ -31,7 +31,6 @@ from hpx.pipeline.request import Request
 from hpx.pipeline.textform import as_passes, format_pipeline
 from hpx.plan import ShardingPlan
 from hpx.provenance import Event, Provenance, replay
-from hpx.ranges import expand_ids, pack_ids
 
 if TYPE_CHECKING:
     import torch
@@ -244,17 +243,7 @@ class Run:
             "pipeline": self.pipeline,
             "schedule": self.schedule,
             "facts": list(self.facts),
-            "problems": [
-                {
-                    "level": p.level,
-                    "check": p.check,
-                    "node": pack_ids(p.nodes),
-                    "text": p.text,
-                    "hint": p.hint,
-                    "numbers": dict(p.numbers),
-                }
-                for p in self.problems
-            ],
+            "problems": [problem.to_json() for problem in self.problems],
             "graph": self._saved["graph"] if self._saved else graph_to_json(self.entry),
             "params": self._saved["params"] if self._saved else params_to_json(self.params),
             "events": [event.to_json() for event in self.events],
@@ -303,13 +292,7 @@ class Run:
             options=value["options"],
             schedule=value["schedule"],
             facts=value["facts"],
-            problems=[
-                Problem(
-                    *(p["level"], tuple(expand_ids(p["node"])), p["text"], p["hint"]),
-                    *(p.get("check", ""), tuple(p.get("numbers", {}).items())),
-                )
-                for p in value["problems"]
-            ],
+            problems=[Problem.from_json(problem) for problem in value["problems"]],
             log=Provenance([Event.from_json(event) for event in value["events"]]),
             timings=[StepTiming(**timing) for timing in value["timings"]],
             saved=value,

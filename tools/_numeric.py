@@ -81,7 +81,8 @@ def _numeric(
     progress: Progress,
 ) -> list[Any]:
     """The reports, from processes that are started once for all meshes."""
-    from hpx.numeric.checking import MOST_RANKS, check_in, new_pool, prepare
+    from hpx.numeric.checking import check_in, new_pool
+    from hpx.numeric.preparing import MOST_RANKS, prepare
 
     size = max(spec.world_size for spec in specs)
     more = _TRANSFORMERS if model.endswith(".json") or Path(model).is_dir() else ()
@@ -101,8 +102,8 @@ def _numeric(
 
 def _dry(model: str, plan: Any, spec: Any, pipeline: str, options: dict[str, Any]) -> Any:
     """What ``hpx.numeric.dry.validate`` says of the same subject, without processes."""
-    from hpx.numeric.checking import prepare
     from hpx.numeric.dry import validate
+    from hpx.numeric.preparing import prepare
 
     return validate(prepare(model, plan, spec, pipeline, **options))
 

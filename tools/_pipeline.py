@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from hpx.render.picture import PictureFormat
     from hpx.render.pipeline import PipelinePicture
 
-__all__ = ["leaving_failures", "picture_format", "picture_of_file", "picture_of_text", "write"]
+__all__ = ["draw", "leaving_failures"]
 
 _FORMATS: Final = ("svg", "png", "pdf", "dot")
 
 
-def picture_format(output: str) -> str:
+def _picture_format(output: str) -> str:
     """The format that the suffix says, before any work is done.
 
     Raises:
@@ -39,7 +39,7 @@ def picture_format(output: str) -> str:
     return found
 
 
-def picture_of_text(pipeline: str) -> PipelinePicture:
+def _picture_of_text(pipeline: str) -> PipelinePicture:
     """A pipeline given as text, with no model at hand."""
     from hpx.pipeline import as_passes, schedule
     from hpx.render.pipeline import PipelinePicture
@@ -47,7 +47,7 @@ def picture_of_text(pipeline: str) -> PipelinePicture:
     return PipelinePicture(f"pipeline {pipeline}", schedule(as_passes(pipeline), None))
 
 
-def picture_of_file(path: str) -> PipelinePicture:
+def _picture_of_file(path: str) -> PipelinePicture:
     """A saved run, or what a failed one left.
 
     Raises:
@@ -66,7 +66,7 @@ def picture_of_file(path: str) -> PipelinePicture:
     return picture_of_run(Run.load(path))
 
 
-def write(picture: PipelinePicture, output: str, chosen: str) -> None:
+def _write(picture: PipelinePicture, output: str, chosen: str) -> None:
     """Draw it.
 
     Raises:
@@ -89,6 +89,32 @@ def write(picture: PipelinePicture, output: str, chosen: str) -> None:
         kept = write_bytes(place.with_suffix(".dot"), dot.encode())
         error.fix = f"{error.fix}; the DOT text is in {kept}"
         raise
+
+
+def draw(run: str | None, pipeline: str | None, output: str) -> None:
+    """Draw a pipeline given as text, or that of a run.
+
+    Args:
+        run: A saved run, or what a failed one left.
+        pipeline: The text form.
+        output: Where to; the suffix says the format.
+
+    Raises:
+        UsageError: There is neither, or the place or its suffix is wrong.
+        InputError: The file is not a run.
+        RenderError: There is no Graphviz, or it failed.
+        TooLargeError: It took too long; the DOT text is kept beside ``output``.
+    """
+    chosen = _picture_format(output)
+    if pipeline is not None:
+        picture = _picture_of_text(pipeline)
+    elif run is not None:
+        picture = _picture_of_file(run)
+    else:
+        raise UsageError(
+            "there is no pipeline to draw", fix="give -p '@default', or a run saved by hpx run -o"
+        )
+    _write(picture, output, chosen)
 
 
 @contextmanager

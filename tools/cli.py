@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import Annotated, Final, Literal
 
 import typer
 
+from hpx.tools._arguments import (
+    Json,
+    Mesh,
+    Model,
+    PipelineText,
+    RunFile,
+    check_writable,
+    request_of,
+    wrote,
+)
 from hpx.tools._main import run_app
 from hpx.tools._streams import tell
-
-if TYPE_CHECKING:
-    from hpx.mesh import MeshSpec
-    from hpx.plan import ShardingPlan
 
 __all__ = ["app", "main"]
 
@@ -37,29 +43,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-Model = Annotated[
-    str, typer.Argument(metavar="MODEL", help="Checkpoint, config.json or package.module:factory.")
-]
-Mesh = Annotated[
-    str | None,
-    typer.Option(
-        metavar="AXES", help="Such as dp=4,tp=8,ep=16. May be left out if the plan names its mesh."
-    ),
-]
-PipelineText = Annotated[
-    str,
-    typer.Option(
-        "--pipeline",
-        "-p",
-        metavar="TEXT",
-        help="Passes, such as '@default, shard-params{uneven=allow}, !localize'.",
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-RunFile = Annotated[
-    str, typer.Argument(metavar="RUN", help="A run saved by hpx run ... -o run.json.")
-]
 
 
 def _version(value: bool) -> None:
@@ -107,8 +90,8 @@ def run_command(
 
     This is a dry run: no weight is read and no tensor is touched.
     """
-    _check_writable(output)
-    sharding, spec = _request(plan, mesh)
+    check_writable(output)
+    sharding, spec = request_of(plan, mesh)
     from hpx.pipeline.textform import as_passes, format_pipeline
 
     passes = as_passes(pipeline)
@@ -135,7 +118,7 @@ def run_command(
         from hpx.tools._report import run_report
 
         emit_report(run_report(done, verbose=verbose))
-    _wrote(output)
+    wrote(output)
     if any(problem.level == "error" for problem in done.problems):
         raise typer.Exit(_FOUND)
 
@@ -233,7 +216,10 @@ def passes_command(
     if name is not None and pipeline is not None:
         raise UsageError("NAME and --pipeline ask different things", fix="give one of them")
     if output is not None:
-        _draw_pipeline(name, pipeline, output)
+        from hpx.tools import _pipeline
+
+        _pipeline.draw(name, pipeline, output)
+        wrote(output)
     elif pipeline is not None:
         from hpx.pipeline import as_passes, format_pipeline, schedule
 
@@ -258,24 +244,6 @@ def passes_command(
             tell(f"hpx: error: {clash}")
         if clashes:
             raise typer.Exit(clashes[0].exit_code)
-
-
-def _draw_pipeline(run: str | None, pipeline: str | None, output: str) -> None:
-    """Draw a pipeline given as text, or that of a run."""
-    from hpx.errors import UsageError
-    from hpx.tools import _pipeline
-
-    chosen = _pipeline.picture_format(output)
-    if pipeline is not None:
-        picture = _pipeline.picture_of_text(pipeline)
-    elif run is not None:
-        picture = _pipeline.picture_of_file(run)
-    else:
-        raise UsageError(
-            "there is no pipeline to draw", fix="give -p '@default', or a run saved by hpx run -o"
-        )
-    _pipeline.write(picture, output, chosen)
-    _wrote(output)
 
 
 @app.command("plan", short_help="Derive a plan from a model, or check one.")
@@ -328,11 +296,11 @@ def plan_command(
         raise UsageError("--filter and --all are for the table", fix="give --check plan.yaml")
     if check is not None and from_tp_plan is not None:
         raise UsageError("--check and --from-tp-plan ask different things", fix="give one of them")
-    _check_writable(output)
+    check_writable(output)
     if check is None:
         _plan.write(model, mesh, from_tp_plan, output, json=json)
     else:
-        request = _request(check, mesh)
+        request = request_of(check, mesh)
         passed = _plan.check(
             model, request, pipeline, pattern, output, every=every, json=json, prove=prove
         )
@@ -391,7 +359,7 @@ def check_command(
     difference the first module that differs is named, forward or backward, with the decisions that
     led to it, and the exit code is 1. Weights are random; nothing is fetched.
     """
-    _check_writable(output)
+    check_writable(output)
     from hpx.pipeline.textform import as_passes
     from hpx.tools import _numeric
 
@@ -412,41 +380,6 @@ def check_command(
     )
     if not equal:
         raise typer.Exit(_FOUND)
-
-
-def _request(plan: str, mesh: str | None) -> tuple[ShardingPlan, MeshSpec]:
-    """The plan and the mesh, before anything slow is started."""
-    from hpx.errors import UsageError
-    from hpx.mesh import MeshSpec
-    from hpx.plan import ShardingPlan
-
-    given = None if mesh is None else MeshSpec.parse(mesh)
-    sharding = ShardingPlan.from_file(plan)
-    if given is None and sharding.mesh is None:
-        raise UsageError(
-            "there is no mesh",
-            why=f"{plan} names none",
-            fix="give --mesh such as dp=4,tp=8, or write mesh: in the plan",
-        )
-    spec = given or MeshSpec.parse(sharding.mesh or "")
-    sharding.check_mesh(spec)
-    return sharding, spec
-
-
-def _check_writable(output: str | None) -> None:
-    """Refuse a place that cannot be written before the work is done, not after it."""
-    if output is None:
-        return
-    from pathlib import Path
-
-    from hpx._files import check_writable
-
-    check_writable(Path(output))
-
-
-def _wrote(output: str | None) -> None:
-    if output is not None:
-        tell(f"hpx: wrote {output}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -13,9 +13,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Collection, Iterator
-from operator import itemgetter
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import torch
@@ -25,12 +23,12 @@ from hpx.errors import InputError
 from hpx.graph.alike import HOOK_TABLES, HOOKS, Columns, alike
 from hpx.graph.builder import GraphBuilder
 from hpx.graph.config_reads import config_counts
+from hpx.graph.forms import EVERY_MODULE, Form, class_counts
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.hints import hints_of
 from hpx.graph.nodes import ModuleSpec, TensorKind, TensorSpec
 from hpx.graph.storage import Storages
 from hpx.graph.traits import computed_names, placed_as, unwrapped, wrapped_child
-from hpx.heads import KV_COUNTS, Q_COUNTS
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -44,8 +42,6 @@ _CONTAINERS: Final = {
     nn.ParameterList: "list",
     nn.ParameterDict: "dict",
 }
-_INT, _TENSOR, _OTHER = range(3)
-_EVERY_MODULE: Final = frozenset(nn.Module().__dict__)
 _NEEDED: Final = ("_parameters", "_buffers", "_modules")
 _PLAIN: Final = (nn.Parameter, torch.Tensor)
 _MANY: Final = 4
@@ -72,47 +68,6 @@ def graph_from_module(model: nn.Module | ExportedProgram, *, source: str = "") -
     return graph
 
 
-class _Form:
-    """What modules whose fields have the same names and types have in common.
-
-    Attributes:
-        names: Names of all fields.
-        own: Gets the values of the fields that not every module has.
-        types: Their types.
-        integers: Names of those that are plain integers.
-        tensors: Names of those that are tensors.
-        specs: Specifications of usual modules of this form, by class and values of the integers.
-    """
-
-    __slots__ = ("integers", "names", "own", "specs", "tensors", "types")
-
-    def __init__(self, names: tuple[str, ...], fields: dict[str, object]) -> None:
-        own = [name for name in names if name not in _EVERY_MODULE]
-        kinds = [(name, _kind_of(type(fields[name]))) for name in own]
-        self.names: Final = names
-        # One name more than needed, so that the getter always gives a tuple.
-        self.own: Final = itemgetter("_modules", "_modules", *own)
-        self.types: Final = [type(value) for value in self.own(fields)]
-        self.integers: Final = [name for name, kind in kinds if kind == _INT]
-        self.tensors: Final = [name for name, kind in kinds if kind == _TENSOR]
-        self.specs: Final[dict[tuple[object, ...], ModuleSpec]] = {}
-
-
-def _of_class(cls: type, fields: dict[str, Any]) -> Iterator[tuple[str, int]]:
-    """Head counts that the class has for all its modules; a module's own come first."""
-    for name in (*Q_COUNTS, *KV_COUNTS):
-        if name not in fields:
-            value = inspect.getattr_static(cls, name, None)
-            if type(value) is int:
-                yield name, value
-
-
-def _kind_of(cls: type) -> int:
-    if cls is int or (cls.__module__ == "numpy" and cls.__name__.startswith(("int", "uint"))):
-        return _INT
-    return _TENSOR if issubclass(cls, torch.Tensor) else _OTHER
-
-
 class _Twins(NamedTuple):
     """Siblings that are like the first of them, by name and by column."""
 
@@ -136,8 +91,8 @@ class _Importer:
         # Keyed by id() only while the model is alive and this object with it.
         self.seen: dict[int, int] = {}
         self.storages = Storages()
-        self.forms: dict[object, _Form] = {}
-        self.last_form: dict[type, _Form] = {}
+        self.forms: dict[object, Form] = {}
+        self.last_form: dict[type, Form] = {}
         self.class_names: dict[type, tuple[str, str | None]] = {}
         self.specs: dict[object, TensorSpec] = {}
 
@@ -176,7 +131,7 @@ class _Importer:
 
     def twins(self, named: list[tuple[str, nn.Module]]) -> _Twins | None:
         """The siblings, if all are like the first and none of what is in them was met before."""
-        columns = alike([module for _, module in named], _is_tensor, _EVERY_MODULE)
+        columns = alike([module for _, module in named], _is_tensor, EVERY_MODULE)
         if columns is None:
             return None
         for column in columns:
@@ -212,11 +167,9 @@ class _Importer:
 
     # -- modules -----------------------------------------------------------------------------
 
-    def form(self, cls: type, fields: dict[str, Any]) -> _Form:
+    def form(self, cls: type, fields: dict[str, Any]) -> Form:
         form = self.last_form.get(cls)
-        # Looking at every value of 60,000 modules takes longer than all the rest: only those are
-        # looked at that a module of torch's own does not have.
-        if form is None or form.names != tuple(fields) or form.types != _types(form.own(fields)):
+        if form is None or not form.fits(fields):
             if issubclass(cls, torch.jit.ScriptModule):
                 raise InputError(
                     "the model is, or contains, a TorchScript program",
@@ -229,12 +182,12 @@ class _Importer:
                     why=f"it has no {', '.join(missing)}",
                     fix="call super().__init__() first in its __init__",
                 )
-            made = _Form(tuple(fields), fields)
+            made = Form(tuple(fields), fields)
             form = self.forms.setdefault((made.names, *made.types), made)
             self.last_form[cls] = form
         return form
 
-    def module_spec(self, module: nn.Module, fields: dict[str, Any], form: _Form) -> ModuleSpec:
+    def module_spec(self, module: nn.Module, fields: dict[str, Any], form: Form) -> ModuleSpec:
         children = fields["_modules"]
         usual = len(children) != 1 and "parametrizations" not in children
         if not usual or _hooked(fields) or "forward" in fields:
@@ -245,11 +198,11 @@ class _Importer:
         if found is None:
             cls, container = self.class_name(type(module))
             own = zip(form.integers, map(int, values[1 : 1 + len(form.integers)]), strict=True)
-            attributes = (*own, *_of_class(type(module), fields), *counts)
+            attributes = (*own, *class_counts(type(module), fields), *counts)
             found = form.specs[values] = ModuleSpec(cls, container, attributes)
         return found
 
-    def unusual_spec(self, module: nn.Module, fields: dict[str, Any], form: _Form) -> ModuleSpec:
+    def unusual_spec(self, module: nn.Module, fields: dict[str, Any], form: Form) -> ModuleSpec:
         cls, container = self.class_name(type(module))
         wrapper = wrapped_child(module) if len(module._modules) == 1 else None
         hooks = [key.strip("_").removesuffix("_hooks") for key in HOOKS if fields.get(key)]
@@ -260,7 +213,7 @@ class _Importer:
             container,
             (
                 *((name, int(fields[name])) for name in integers),
-                *(_of_class(type(module), fields) if wrapper is None else ()),
+                *(class_counts(type(module), fields) if wrapper is None else ()),
                 *(config_counts(type(module), fields) if wrapper is None else ()),
             ),
             (*hooks, "forward") if "forward" in fields else tuple(hooks),
@@ -279,7 +232,7 @@ class _Importer:
 
     # -- tensors -----------------------------------------------------------------------------
 
-    def add_tensors(self, owner: int, module: nn.Module, form: _Form) -> None:
+    def add_tensors(self, owner: int, module: nn.Module, form: Form) -> None:
         for name, parameter in module._parameters.items():
             if parameter is not None:
                 self.add_parameter(owner, name, parameter)
@@ -396,7 +349,3 @@ def _hooked(fields: dict[str, Any]) -> bool:
         return any(HOOK_TABLES(fields))
     except KeyError:  # an old pickle, or a subclass that skips a part of __init__
         return any(fields.get(key) for key in HOOKS)
-
-
-def _types(values: tuple[object, ...]) -> list[type]:
-    return list(map(type, values))

@@ -41,7 +41,7 @@ from hpx.numeric.report import Blame, blame_module
 from hpx.ranges import fold_names
 
 if TYPE_CHECKING:
-    from hpx.numeric.checking import Subject
+    from hpx.numeric.preparing import Subject
     from hpx.run import Run
 
 __all__ = ["DryReport", "validate"]
@@ -123,7 +123,7 @@ def validate(subject: Subject) -> DryReport:
     """Follow the layouts of a prepared check through one forward.
 
     Args:
-        subject: What `hpx.numeric.checking.prepare` gave.
+        subject: What `hpx.numeric.preparing.prepare` gave.
 
     Raises:
         UsageError: tp is not active, nothing inserts boundaries, or a process group runs already.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Literal, NamedTuple, TypeAlias
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from hpx.errors import ContractError, HpxError, Numbers, PassError
 from hpx.graph.edit import derived_spec
@@ -15,7 +15,7 @@ from hpx.pipeline.info import Pass
 from hpx.pipeline.request import Request
 from hpx.plan import Rule, ShardingPlan
 from hpx.provenance import Derivation, Event, EventKind, Provenance, apply_event
-from hpx.ranges import compact_ids, fold_names
+from hpx.ranges import compact_ids, expand_ids, fold_names, pack_ids
 
 __all__ = ["PassContext", "Problem"]
 
@@ -40,6 +40,29 @@ class Problem(NamedTuple):
     hint: str
     check: str = ""
     numbers: Numbers = ()
+
+    def to_json(self) -> dict[str, object]:
+        """As it stands in a saved run."""
+        return {
+            "level": self.level,
+            "check": self.check,
+            "node": pack_ids(self.nodes),
+            "text": self.text,
+            "hint": self.hint,
+            "numbers": dict(self.numbers),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Problem:
+        """The inverse of `to_json`; older runs name no check and no numbers."""
+        return cls(
+            level=value["level"],
+            nodes=tuple(expand_ids(value["node"])),
+            text=value["text"],
+            hint=value["hint"],
+            check=value.get("check", ""),
+            numbers=tuple(value.get("numbers", {}).items()),
+        )
 
 
 class PassContext:

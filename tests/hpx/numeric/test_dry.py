@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import hpx
-from hpx.numeric.checking import prepare
 from hpx.numeric.dry import DryReport, validate
+from hpx.numeric.preparing import prepare
 from hpx.tools.cli import main
 
 CUT = {"**.up.weight": {"tp": "S(0)"}, "**.down.weight": {"tp": "S(1)"}}
