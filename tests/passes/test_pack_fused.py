@@ -149,7 +149,7 @@ def test_a_quantised_weight_is_not_reordered_away_from_its_scales() -> None:
     with pytest.raises(HpxError, match="its rows are reordered, and those of weight_scale are not"):
         run(before, wanted, "tp=2")
     scales = {"dim": 0, "parts": {"q": 4, "k": 2, "v": 2}}
-    both = {"qkv.weight": declared, "qkv.weight_scale": scales}
+    both: dict[str, object] = {"qkv.weight": declared, "qkv.weight_scale": scales}
     assert run(before, plan({"qkv.weight*": CUT}, both), "tp=2").by_name["qkv.weight"].layout
 
 
