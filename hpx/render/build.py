@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from hpx.graph.fold import FoldBy, FoldedGraph, Group, fold_graph
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import ModuleNode
+from hpx.pipeline.context import Problem
+from hpx.ranges import fold_names
 from hpx.render.deviations import Deviation, find_deviations
 from hpx.render.matched import matched_names
 from hpx.render.more import more_facts
@@ -34,6 +36,8 @@ _ALIKE = 0.5
 """A module that shares so much with an earlier sibling is drawn by what differs."""
 _MOST_BASES = 8
 """It is compared with so many of them."""
+_MOST_NAMES = 3
+"""A problem names so many of its parameters."""
 _MOST_VARIANTS = 4
 """A list of at most so many variants and nothing else is no box."""
 
@@ -151,7 +155,16 @@ def _unset(boxes: list[Box]) -> list[Finding]:
 def _problems(subject: Subject) -> list[Finding]:
     order = {"error": 0, "warning": 1, "info": 2}
     ranked = sorted(subject.problems, key=lambda problem: order[problem.level])
-    return [Finding(problem.level, problem.text, problem.hint) for problem in ranked]
+    return [Finding(p.level, _with_names(subject, p), p.hint) for p in ranked]
+
+
+def _with_names(subject: Subject, problem: Problem) -> str:
+    """What a problem says, and of what, where it does not say so itself."""
+    graph = subject.full_graph
+    names = fold_names(graph.path(node) for node in problem.nodes if node in graph.nodes)
+    told = [name for name in names if name and name not in problem.text]
+    more = f" and {len(told) - _MOST_NAMES} more" if len(told) > _MOST_NAMES else ""
+    return f"{', '.join(told[:_MOST_NAMES])}{more}: {problem.text}" if told else problem.text
 
 
 @dataclass(slots=True)

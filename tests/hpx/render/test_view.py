@@ -166,7 +166,7 @@ def test_an_error_of_the_run_marks_its_parameter_and_comes_before_warnings(tree:
         Problem("error", (bad,), "wrong here", "mend it"),
     )
     view = build_view(Subject(graph, "", problems=problems))
-    assert [finding.text for finding in view.findings] == ["wrong here", "look here"]
+    assert [finding.text for finding in view.findings] == ["b.w: wrong here", "a.w: look here"]
     assert (row_of(view, "b.w").mark, row_of(view, "a.w").warned) == ("conflict", True)
 
 
