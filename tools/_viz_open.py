@@ -109,6 +109,6 @@ def _is_run(text: str) -> bool:
         import json
 
         value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False  # whoever opens it as a model says what is wrong
     return isinstance(value, dict) and str(value.get("schema", "")).startswith("hpx.run/")

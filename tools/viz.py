@@ -215,6 +215,7 @@ def viz(
             progress.say(f"reading {diff}")
             other = open_other(diff, strict=strict, trust_pickle=trust_pickle)
             options = replace(options, against=other)
+            _report_foreign(other, diff, quiet=quiet)
         _report_foreign(opened, target, quiet=quiet)
         read = time.perf_counter()
         progress.say(f"drawing {target}")
@@ -266,8 +267,8 @@ def _report_foreign(opened: Run | ModuleGraph, target: str, *, quiet: bool) -> N
     from hpx.graph.graph import ModuleGraph
     from hpx.render.of_file import foreign_text
 
-    text = foreign_text(opened) if isinstance(opened, ModuleGraph) and not quiet else ""
-    if text:
+    text = foreign_text(opened if isinstance(opened, ModuleGraph) else opened.graph)
+    if text and not quiet:
         tell(f"hpx-viz: warning: {target}: {text}; nothing of it was run")
 
 

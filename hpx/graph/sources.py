@@ -122,6 +122,7 @@ def _near(path: Path) -> str | None:
         found = sorted(path.parent.iterdir(), key=lambda one: (one.suffix != path.suffix, one.name))
     except OSError:
         return None
+    found = [one for one in found if one.name != path.name]  # a link that leads nowhere
     stems = nearest(path.stem, dict.fromkeys(one.stem for one in found), similarity=_SIMILAR)
     names = [one.name for stem in stems for one in found if one.stem == stem]
     return f"did you mean {', '.join(names[:3])}?" if names else None

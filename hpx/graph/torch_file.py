@@ -66,7 +66,13 @@ def read_torch_file(path: Path, shown: str, reading: Reading = FOR_RUNS) -> Torc
     content = read_content(path, shown)
     if not reading.modules:
         _refuse(sort_names(content.names, model=False), shown)
-    inside, found = _model(content, shown)
+    try:
+        inside, found = _model(content, shown)
+    except InputError as error:
+        foreign = sort_names(content.names, model=False)
+        if reading.strict:
+            _refuse(foreign, shown)
+        raise _with_foreign(error, foreign) from None
     names = sort_names(content.names, model=isinstance(found, Object))
     if reading.strict:
         _refuse(names, shown)
@@ -82,6 +88,20 @@ def _refuse(names: Names, shown: str) -> None:
             why=f"it needs {names.foreign[0]}, and reading that could run code",
             fix=_AS_STATE_DICT,
         )
+
+
+def _with_foreign(error: InputError, names: Names) -> InputError:
+    """The error, which also says that the file could run code where it is loaded."""
+    if not names.foreign:
+        return error
+    more = f" and {len(names.foreign) - 1} more" if len(names.foreign) > 1 else ""
+    why = f"it has the foreign name {names.foreign[0]}{more}, of which nothing was run"
+    return InputError(
+        error.what,
+        where=error.where,
+        why=f"{error.why}; {why}" if error.why else why,
+        fix=error.fix,
+    )
 
 
 def _model(content: Content, shown: str) -> tuple[str | None, Mapping[object, object] | Object]:

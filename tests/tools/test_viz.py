@@ -404,6 +404,20 @@ def test_wrong_use_of_an_option_is_one_line(
     assert err.count("\n") == 1
 
 
+def test_json_nested_without_end_is_an_error(hpx_viz: Viz, tmp_path: Path) -> None:
+    (tmp_path / "deep.json").write_text('{"a":' * 100_000 + "1" + "}" * 100_000)
+    code, out, err = hpx_viz(tmp_path / "deep.json")
+    assert (code, out) == (3, "")
+    assert "deep.json is no JSON" in err
+
+
+def test_a_link_that_leads_nowhere_is_not_advised(hpx_viz: Viz, tmp_path: Path) -> None:
+    (tmp_path / "loop.pt").symlink_to(tmp_path / "loop.pt")
+    code, _, err = hpx_viz(tmp_path / "loop.pt")
+    assert code == 2
+    assert "did you mean" not in err
+
+
 class Evil:
     """Would make a file if it were loaded."""
 
@@ -421,4 +435,7 @@ def test_an_evil_pickle_is_drawn_reported_and_not_run(hpx_viz: Viz, tmp_path: Pa
     assert "a.w  [2, 3]" in out
     assert "1 foreign name, which could run code: posix.system" in err
     assert hpx_viz(tmp_path / "evil.pt", "--strict")[0] == 4
+    torch.save({"a.w": torch.zeros(2, 3)}, tmp_path / "good.pt")
+    _, _, err = hpx_viz(tmp_path / "good.pt", "--diff", tmp_path / "evil.pt")
+    assert "evil.pt: the file holds 1 foreign name, which could run code: posix.system" in err
     assert not (tmp_path / "made").exists()

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from hpx.errors import HpxError, UnsafeInputError
+from hpx.errors import HpxError, InputError, UnsafeInputError
 from hpx.graph.sources import open_for_viewing, open_model
 from hpx.inert import open_inert
 
@@ -117,6 +117,15 @@ def test_a_call_in_place_of_the_state_dict_is_no_state_dict() -> None:
     replace_pickle(b"\x80\x02" + SHELL + RUN + b"R.")
     with pytest.raises(HpxError, match=r"holds no state dict: it is a posix\.system"):
         open_inert("evil.pt")
+    assert not ran()
+
+
+def test_a_foreign_name_is_told_and_refused_where_there_is_no_state_dict_either() -> None:
+    replace_pickle(b"\x80\x02]" + SHELL + RUN + b"Ra.")
+    with pytest.raises(InputError, match=r"it is a list; it has the foreign name posix\.system"):
+        open_inert("evil.pt")
+    with pytest.raises(UnsafeInputError, match=r"it needs posix\.system"):
+        open_inert("evil.pt", strict=True)
     assert not ran()
 
 
