@@ -200,11 +200,14 @@ class LabelMaker:
         return cell(text, f'port="b{box.index}r{place}" tooltip="{tip}"')
 
     def shape(self, row: Row) -> str:
-        """The shape; coloured where there is no layout to colour."""
-        text = escape(shape_text(row.shape))
-        if self._view.has_layouts or self._paint.color_by == "layout":
-            return cell(text)
-        return cell(text, f'bgcolor="{self._paint.row(row).shade.hex}"')
+        """The shape; coloured, and marked where it stands out, if there is no layout to do so."""
+        text, attributes = escape(shape_text(row.shape)), []
+        if row.mark and not (self._view.has_layouts and row.kind == "parameter"):
+            text += f" <b>{row.mark}</b>"
+            attributes.append(f'border="2" color="{CHANGES.get(row.mark, ALERT).hex}"')
+        if not self._view.has_layouts and self._paint.color_by != "layout":
+            attributes.append(f'bgcolor="{self._paint.row(row).shade.hex}"')
+        return cell(text, *attributes)
 
     def extras(self, row: Row) -> str:
         """What else there is to say, in small print; empty for most."""

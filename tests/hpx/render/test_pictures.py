@@ -40,6 +40,16 @@ def cell_with(dot: str, text: str) -> str:
     return last[1]
 
 
+def test_what_stands_out_is_marked_without_layouts_too() -> None:
+    shapes = {f"layers.{n}.w": (4, 3 if n == 2 else 2) for n in range(5)}
+    graph = graph_of(shapes)
+    dot = draw(graph, "dot", Options()).decode()
+    assert 'border="2" color="#D55E00"' in cell_with(dot, "[4, 3] ")
+    assert "[4, 3] <b>deviates</b>" in dot
+    other = Options(against=graph_of({**shapes, "new": (7, 7)}))
+    assert "[7, 7] <b>added</b>" in draw(graph, "dot", other).decode()
+
+
 @pytest.fixture
 def experts_and_dense(tree: TreeOf) -> ModuleGraph:
     return tree(
