@@ -9,11 +9,13 @@ is none: its norms read the whole stream.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import ModuleNode, TensorNode
 from hpx.projections import is_only_layer, is_projection, output_dim
 
-__all__ = ["partial_gradients", "regions"]
+__all__ = ["modules_around", "partial_gradients", "regions"]
 
 
 def regions(graph: ModuleGraph) -> list[int]:
@@ -28,13 +30,19 @@ def regions(graph: ModuleGraph) -> list[int]:
             if kind == "colwise" and is_projection(graph, node):
                 kinds[owner].add("rowwise")
     found = [owner for owner, has in kinds.items() if has == {"colwise", "rowwise"}]
-    around: set[int] = set()
-    for owner in found:
-        above = graph.nodes[owner].parent
-        while above >= 0 and above not in around:
-            around.add(above)
-            above = graph.nodes[above].parent
+    around = modules_around(graph, found)
     return [owner for owner in found if owner not in around]
+
+
+def modules_around(graph: ModuleGraph, nodes: Iterable[int]) -> set[int]:
+    """The modules that contain one of some nodes."""
+    found: set[int] = set()
+    for node in nodes:
+        above = graph.nodes[node].parent
+        while above >= 0 and above not in found:
+            found.add(above)
+            above = graph.nodes[above].parent
+    return found
 
 
 def _layer_above(graph: ModuleGraph, weight: TensorNode) -> int | None:

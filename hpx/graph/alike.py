@@ -14,21 +14,10 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from hpx.graph.nodes import WRAPPER_PARTS
+from hpx.graph.nodes import HOOKS, WRAPPER_PARTS
 
 __all__ = ["HOOK_TABLES", "Columns", "alike"]
 
-HOOKS: Final = (
-    "_backward_pre_hooks",
-    "_backward_hooks",
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_state_dict_hooks",
-    "_state_dict_pre_hooks",
-    "_load_state_dict_pre_hooks",
-    "_load_state_dict_post_hooks",
-)
-"""The tables of hooks; those of torch that are not here list some of these again."""
 HOOK_TABLES: Final = itemgetter(*HOOKS)
 _TABLES: Final = ("_parameters", "_modules")
 _PROPERTIES: Final = attrgetter("shape", "dtype", "requires_grad", "device", "layout")

@@ -20,13 +20,14 @@ import torch
 from torch import fx, nn
 
 from hpx.errors import InputError
-from hpx.graph.alike import HOOK_TABLES, HOOKS, Columns, alike
+from hpx.graph.alike import HOOK_TABLES, Columns, alike
 from hpx.graph.builder import GraphBuilder
 from hpx.graph.config_reads import config_counts
 from hpx.graph.forms import EVERY_MODULE, Form, class_counts
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.hints import hints_of
-from hpx.graph.nodes import ModuleSpec, TensorKind, TensorSpec
+from hpx.graph.nodes import HOOKS, ModuleSpec, TensorKind, TensorSpec
+from hpx.graph.overlap import tie_error
 from hpx.graph.storage import Storages
 from hpx.graph.traits import computed_names, placed_as, unwrapped, wrapped_child
 
@@ -264,11 +265,7 @@ class _Importer:
             trained, frozen = self.path(known), self.path(owner, name)
             if tensor.requires_grad:
                 trained, frozen = frozen, trained
-            raise InputError(
-                f"'{trained}' and '{frozen}' share one memory, and only the first is trained",
-                why="a tied parameter is one parameter, trained or frozen as a whole",
-                fix="give both the same requires_grad, or each its own memory (clone one)",
-            )
+            raise tie_error(trained, frozen)
 
     def add_tensor(
         self, kind: TensorKind, owner: int, name: str, tensor: torch.Tensor, *, persistent: bool

@@ -17,6 +17,7 @@ from hpx.lineage import Lineage, Permute, Source
 from hpx.order import Order
 
 __all__ = [
+    "HOOKS",
     "NO_PROPS",
     "WRAPPER_PARTS",
     "Edge",
@@ -39,6 +40,19 @@ NO_EDGES: tuple[Edge, ...] = ()
 
 WRAPPER_PARTS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 """Registered names that a wrapper gives to the module inside it; not part of canonical names."""
+
+
+HOOKS = (
+    "_backward_pre_hooks",
+    "_backward_hooks",
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
+"""The tables of hooks; those of torch that are not here list some of these again."""
 
 
 class TensorSpec(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from hpx.errors import InputError
 from hpx.graph.nodes import item_size
 
-__all__ = ["View", "overlap_error", "overlaps"]
+__all__ = ["View", "overlap_error", "overlaps", "tie_error"]
 
 _MOST_STEPS: Final = 100_000
 
@@ -57,6 +57,20 @@ def overlap_error(
         f"'{named[0]}' {list(shapes[0])} overlaps a part of '{named[1]}' {list(shapes[1])}",
         why=f"bytes {mine[0]}..{mine[1]} and {theirs[0]}..{theirs[1]} of one storage",
         fix="give each its own memory (clone one), or tie them whole",
+    )
+
+
+def tie_error(trained: str, frozen: str) -> InputError:
+    """The refusal of two names for one memory, of which only one is trained.
+
+    Args:
+        trained: The name that asks for a gradient.
+        frozen: The one that does not.
+    """
+    return InputError(
+        f"'{trained}' and '{frozen}' share one memory, and only the first is trained",
+        why="a tied parameter is one parameter, trained or frozen as a whole",
+        fix="give both the same requires_grad, or each its own memory (clone one)",
     )
 
 

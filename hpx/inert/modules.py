@@ -15,7 +15,8 @@ from hpx.errors import InputError, TooLargeError
 from hpx.graph.builder import GraphBuilder
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.hints import config_values
-from hpx.graph.nodes import WRAPPER_PARTS, ModuleSpec, TensorKind, TensorSpec
+from hpx.graph.nodes import HOOKS, WRAPPER_PARTS, ModuleSpec, TensorKind, TensorSpec
+from hpx.graph.overlap import tie_error
 from hpx.inert.contents import is_module, mapping_of
 from hpx.inert.dtensor import Piece, piece_of, placed_as
 from hpx.inert.memory import Memory, local_part
@@ -33,16 +34,6 @@ _CONTAINERS: Final = {
 _DATA_PARALLEL: Final = (
     "torch.nn.parallel.distributed.DistributedDataParallel",
     "torch.nn.parallel.data_parallel.DataParallel",
-)
-_HOOKS: Final = (
-    "_backward_pre_hooks",
-    "_backward_hooks",
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_state_dict_hooks",
-    "_state_dict_pre_hooks",
-    "_load_state_dict_pre_hooks",
-    "_load_state_dict_post_hooks",
 )
 _PARAMETER: Final = "torch.nn.parameter.Parameter"
 _MOST_PLACES: Final = 5_000_000
@@ -190,11 +181,7 @@ class _Reader:
             trained, frozen = self.path(known), self.path(owner, name)
             if tensor.requires_grad:
                 trained, frozen = frozen, trained
-            raise InputError(
-                f"'{trained}' and '{frozen}' share one memory, and only the first is trained",
-                why="a tied parameter is one parameter, trained or frozen as a whole",
-                fix="give both the same requires_grad, or each its own memory (clone one)",
-            )
+            raise tie_error(trained, frozen)
 
     def add_tensor(
         self, kind: TensorKind, owner: int, name: str, tensor: Tensor, *, persistent: bool
@@ -239,7 +226,7 @@ def _module_spec(module: Object) -> ModuleSpec:
     cls = module.text
     children = mapping_of(module.field("_modules")) or {}
     wrapper = _wrapped_child(module, children)
-    hooks = [key.strip("_").removesuffix("_hooks") for key in _HOOKS if _filled(module.field(key))]
+    hooks = [key.strip("_").removesuffix("_hooks") for key in HOOKS if _filled(module.field(key))]
     if module.field("forward") is not None:
         hooks.append("forward")
     return ModuleSpec(

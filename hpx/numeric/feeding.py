@@ -19,13 +19,19 @@ from typing import Any, Final, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils import _pytree
 
+from hpx.arguments import (
+    FIX,
+    Arguments,
+    as_arguments,
+    image_shape,
+    mixes_images_into_text,
+    refuse_several,
+)
 from hpx.errors import InputError
 
-__all__ = ["Arguments", "LossFunction", "default_loss", "given_inputs", "inputs_of", "tensors_in"]
+__all__ = ["LossFunction", "default_loss", "given_inputs", "inputs_of", "tensors_in"]
 
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 LossFunction = Callable[[Any], Tensor]
 
 _ROWS: Final = 2
@@ -34,17 +40,11 @@ _SMALL: Final = 512
 """A vocabulary of which every token is looked up."""
 _SHIFT: Final = 2
 """Positions that some models keep for padding."""
-_FIX: Final = "name a factory that returns (model, example inputs)"
 
 
 def given_inputs(given: object) -> Arguments:
     """Example inputs (a tuple of arguments, a mapping by name, one value) in float64."""
-    made = _pytree.tree_map_only(Tensor, _double, given)
-    if isinstance(made, Mapping):
-        return (), dict(made)
-    if isinstance(made, (tuple, list)):
-        return tuple(made), {}
-    return (made,), {}
+    return as_arguments(given, _double)
 
 
 def _double(tensor: Tensor) -> Tensor:
@@ -71,18 +71,14 @@ def inputs_of(model: nn.Module, index: int) -> Arguments:
             found[main] = _image(config, generator)
         elif main == "input_ids":
             found[main] = _tokens(model, generator)
-            if "pixel_values" in names and not _mixes_images_into_text(config):
+            if "pixel_values" in names and not mixes_images_into_text(config):
                 found["pixel_values"] = _image(config, generator)
         else:
-            raise InputError(f"what its input '{main}' looks like is not known", fix=_FIX)
+            raise InputError(f"what its input '{main}' looks like is not known", fix=FIX)
         if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in names:
             found["decoder_input_ids"] = _tokens(model, generator)
         return (), found
     return (_by_first_layer(model, generator),), {}
-
-
-def _mixes_images_into_text(config: Any) -> bool:
-    return any(hasattr(config, name) for name in ("image_token_id", "image_token_index"))
 
 
 def _tokens(model: nn.Module, generator: torch.Generator) -> Tensor:
@@ -109,21 +105,13 @@ def _tokens(model: nn.Module, generator: torch.Generator) -> Tensor:
 
 
 def _image(config: Any, generator: torch.Generator) -> Tensor:
-    inner = getattr(config, "vision_config", config)
-    size = getattr(inner, "image_size", 32)
-    height, width = size if isinstance(size, (tuple, list)) else (size, size)
-    shape = (_ROWS, getattr(inner, "num_channels", 3), height, width)
+    shape = image_shape(config, _ROWS)
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 def _by_first_layer(model: nn.Module, generator: torch.Generator) -> Tensor:
     """One input, as the first layer that the model registers takes it."""
-    parameters = inspect.signature(model.forward).parameters.values()
-    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    needed = [p for p in parameters if p.default is p.empty and p.kind not in several]
-    if len(needed) != 1 or needed[0].kind is inspect.Parameter.KEYWORD_ONLY:
-        names = ", ".join(p.name for p in needed) or "nothing by name"
-        raise InputError(f"its forward takes {names}", fix=_FIX)
+    refuse_several(model)
     for module in model.modules():
         if isinstance(module, nn.Embedding):
             return _tokens(model, generator)
@@ -134,7 +122,7 @@ def _by_first_layer(model: nn.Module, generator: torch.Generator) -> Tensor:
             shape = (_ROWS, module.in_channels, 32, 32)
         if shape is not None:
             return torch.randn(shape, generator=generator, dtype=torch.float64)
-    raise InputError("its first layer does not tell what it takes", fix=_FIX)
+    raise InputError("its first layer does not tell what it takes", fix=FIX)
 
 
 # -- answers -------------------------------------------------------------------------------------

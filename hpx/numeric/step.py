@@ -12,8 +12,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from hpx.arguments import Arguments
 from hpx.graph.nodes import TensorNode
-from hpx.numeric.feeding import Arguments, LossFunction, tensors_in
+from hpx.numeric.feeding import LossFunction, tensors_in
 from hpx.numeric.measure import Key, Kind
 from hpx.runtime.gather import current_parameter, kept_as, originals
 from hpx.runtime.record import Applied

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils import _pytree
 
+from hpx.arguments import (
+    FIX,
+    Arguments,
+    as_arguments,
+    image_shape,
+    mixes_images_into_text,
+    refuse_several,
+)
 from hpx.errors import InputError
 
-__all__ = ["Call", "example_inputs"]
-
-Call = tuple[tuple[Any, ...], dict[str, Any]]
+__all__ = ["example_inputs"]
 
 _BATCH: Final = 2
 _LENGTH: Final = 6
-_IMAGE_TOKENS: Final = ("image_token_id", "image_token_index")
-_FIX: Final = "name a factory that returns (model, example inputs)"
 
 
-def example_inputs(model: nn.Module, given: object, mode: FakeTensorMode) -> Call:
+def example_inputs(model: nn.Module, given: object, mode: FakeTensorMode) -> Arguments:
     """Arguments for the model's forward.
 
     Args:
@@ -36,7 +38,7 @@ def example_inputs(model: nn.Module, given: object, mode: FakeTensorMode) -> Cal
     """
     with mode:
         if given is not None:
-            return _given(given)
+            return as_arguments(given, _fake)
         names = list(inspect.signature(model.forward).parameters)
         main = getattr(model, "main_input_name", None)
         if isinstance(main, str) and main in names and hasattr(model, "config"):
@@ -44,20 +46,11 @@ def example_inputs(model: nn.Module, given: object, mode: FakeTensorMode) -> Cal
         return _by_first_layer(model)
 
 
-def _given(given: object) -> Call:
-    made = _pytree.tree_map_only(Tensor, _fake, given)
-    if isinstance(made, Mapping):
-        return (), dict(made)
-    if isinstance(made, (tuple, list)):
-        return tuple(made), {}
-    return (made,), {}
-
-
 def _fake(tensor: Tensor) -> Tensor:
     return torch.zeros(tensor.shape, dtype=tensor.dtype)
 
 
-def _of_transformers(model: nn.Module, main: str, names: list[str]) -> Call:
+def _of_transformers(model: nn.Module, main: str, names: list[str]) -> Arguments:
     config: Any = model.config
     arguments: dict[str, Any] = {}
     if main == "pixel_values":
@@ -65,10 +58,10 @@ def _of_transformers(model: nn.Module, main: str, names: list[str]) -> Call:
     elif main == "input_ids":
         arguments[main] = _ids()
         # Two towers take both; where images stand for tokens of the text, the text alone will do.
-        if "pixel_values" in names and not any(hasattr(config, name) for name in _IMAGE_TOKENS):
+        if "pixel_values" in names and not mixes_images_into_text(config):
             arguments["pixel_values"] = _image(config, _dtype(model))
     else:
-        raise InputError(f"what its input '{main}' looks like is not known", fix=_FIX)
+        raise InputError(f"what its input '{main}' looks like is not known", fix=FIX)
     if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in names:
         arguments["decoder_input_ids"] = _ids()
     for module in model.modules():
@@ -80,10 +73,7 @@ def _of_transformers(model: nn.Module, main: str, names: list[str]) -> Call:
 
 
 def _image(config: Any, dtype: torch.dtype) -> Tensor:
-    inner = getattr(config, "vision_config", config)
-    size = getattr(inner, "image_size", 32)
-    height, width = size if isinstance(size, (tuple, list)) else (size, size)
-    return torch.zeros((_BATCH, getattr(inner, "num_channels", 3), height, width), dtype=dtype)
+    return torch.zeros(image_shape(config, _BATCH), dtype=dtype)
 
 
 def _ids() -> Tensor:
@@ -95,14 +85,9 @@ def _dtype(model: nn.Module) -> torch.dtype:
     return next(floats, torch.float32)
 
 
-def _by_first_layer(model: nn.Module) -> Call:
+def _by_first_layer(model: nn.Module) -> Arguments:
     """One input, as the first layer that the model registers takes it."""
-    parameters = inspect.signature(model.forward).parameters.values()
-    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    needed = [p for p in parameters if p.default is p.empty and p.kind not in several]
-    if len(needed) != 1 or needed[0].kind is inspect.Parameter.KEYWORD_ONLY:
-        names = ", ".join(p.name for p in needed) or "nothing by name"
-        raise InputError(f"its forward takes {names}", fix=_FIX)
+    refuse_several(model)
     for module in model.modules():
         if isinstance(module, nn.Embedding):
             return (_ids(),), {}
@@ -112,4 +97,4 @@ def _by_first_layer(model: nn.Module) -> Call:
         if isinstance(module, nn.Conv2d):
             shape = (_BATCH, module.in_channels, 32, 32)
             return (torch.zeros(shape, dtype=module.weight.dtype),), {}
-    raise InputError("its first layer does not tell what it takes", fix=_FIX)
+    raise InputError("its first layer does not tell what it takes", fix=FIX)

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from hpx.arguments import Arguments
 from hpx.errors import HpxError
 from hpx.experts import expert_containers
 from hpx.graph.nodes import ModuleNode
 from hpx.pipeline.context import Problem
 from hpx.prove.contractions import OutOfTimeError
 from hpx.prove.copying import fake_copy
-from hpx.prove.inputs import Call, example_inputs
+from hpx.prove.inputs import example_inputs
 from hpx.prove.proof import Proof
 from hpx.prove.recording import Recorded, record
 from hpx.prove.regions import Region, regions_of
@@ -130,7 +131,7 @@ def _recorded(
     run: Run,
     copied: nn.Module,
     regions: list[Region],
-    call: Call,
+    call: Arguments,
     mode: FakeTensorMode,
     deadline: float,
     found: dict[str, Recorded],

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree
 
+from hpx.arguments import Arguments
 from hpx.prove.contractions import Contraction, Contractions
-from hpx.prove.inputs import Call
 from hpx.prove.steps import Step
 
 __all__ = ["Recorded", "record", "tensors_in"]
@@ -49,7 +49,7 @@ def tensors_in(result: object) -> list[Tensor]:
 def record(
     model: nn.Module,
     paths: Iterable[str],
-    call: Call,
+    call: Arguments,
     mode: FakeTensorMode,
     deadline: float,
     found: dict[str, Recorded],

@@ -28,7 +28,7 @@ from hpx.render.subject import Subject
 from hpx.render.sums import GroupSum, Sums, add_up
 from hpx.render.viewmodel import Box, Finding, Item, Mark, View
 
-__all__ = ["build_view"]
+__all__ = ["build_view", "marks_of"]
 
 _FLAT = 6
 """A module of at most so many tensors and nothing else is rows, not a box."""
@@ -84,7 +84,7 @@ def build_view(
         for found in find_deviations(usual, placer, subject.decisions)
         if any(node_id in graph.nodes for node_id in found.nodes)
     ]
-    marks = _marks(subject, deviations)
+    marks = marks_of(subject, deviations)
     sums = add_up(
         folded,
         placer,
@@ -127,7 +127,13 @@ def _title(graph: ModuleGraph, start: int) -> str:
     return f"{path} ({cls})" if path and cls else path or cls or "model"
 
 
-def _marks(subject: Subject, deviations: list[Deviation]) -> dict[int, Mark]:
+def marks_of(subject: Subject, deviations: list[Deviation]) -> dict[int, Mark]:
+    """How nodes are marked: conflicts, deviations, and what a comparison found.
+
+    Args:
+        subject: What is drawn.
+        deviations: Layers that are unlike the others.
+    """
     marks: dict[int, Mark] = {}
     for problem in subject.problems:
         if problem.level == "error":

@@ -30,15 +30,11 @@ def matched_tensors(graph: ModuleGraph, patterns: Sequence[str], option: str) ->
         UsageError: A pattern matches nothing; has the nearest names.
         PlanError: A pattern is malformed.
     """
-    parsed = [Pattern.parse(pattern) for pattern in patterns]
-    found: set[int] = set()
-    used: set[int] = set()
-    for node_id, accepted, above in _walk(graph, RuleSet(parsed)):
-        used.update(accepted)
-        if (accepted or above) and not isinstance(graph.nodes[node_id], ModuleNode):
-            found.add(node_id)
-    _refuse_unused(graph, patterns, used, option)
-    return found
+    return {
+        node_id
+        for node_id, accepted, above in _matched(graph, patterns, option)
+        if (accepted or above) and not isinstance(graph.nodes[node_id], ModuleNode)
+    }
 
 
 def matched_names(graph: ModuleGraph, patterns: Sequence[str], option: str) -> set[int]:
@@ -48,13 +44,15 @@ def matched_names(graph: ModuleGraph, patterns: Sequence[str], option: str) -> s
         UsageError: A pattern matches nothing; has the nearest names.
         PlanError: A pattern is malformed.
     """
-    parsed = [Pattern.parse(pattern) for pattern in patterns]
-    found: set[int] = set()
-    used: set[int] = set()
-    for node_id, accepted, _ in _walk(graph, RuleSet(parsed)):
-        used.update(accepted)
-        if accepted:
-            found.add(node_id)
+    return {node_id for node_id, accepted, _ in _matched(graph, patterns, option) if accepted}
+
+
+def _matched(
+    graph: ModuleGraph, patterns: Sequence[str], option: str
+) -> list[tuple[int, tuple[int, ...], bool]]:
+    """As `_walk`; every pattern has to match something."""
+    found = _walk(graph, RuleSet([Pattern.parse(pattern) for pattern in patterns]))
+    used = {index for _, accepted, _ in found for index in accepted}
     _refuse_unused(graph, patterns, used, option)
     return found
 

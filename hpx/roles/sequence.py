@@ -13,13 +13,14 @@ gathered after the last one (see `hpx.runtime.stream`). In a layer, from the out
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final, TypeGuard
 
 from hpx.check.findings import Finding
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import ModuleNode, Node, TensorNode
+from hpx.regions import modules_around
 from hpx.roles.types import Role, Roles
 
 __all__ = ["in_parts"]
@@ -51,7 +52,7 @@ class _Streams:
         self.graph = graph
         self.found = found
         self.roles_by_module = {role.module: role for role in found.boundaries}
-        self.around = _around(graph, self.roles_by_module)
+        self.around = modules_around(graph, self.roles_by_module)
         self.findings: list[Finding] = []
         self.positions: dict[int, None] = {}
         self.changed: dict[int, Role] = {}
@@ -227,17 +228,6 @@ def _inside(graph: ModuleGraph, module: int, path: str) -> int:
 
 def _is_parameter(node: Node) -> TypeGuard[TensorNode]:
     return isinstance(node, TensorNode) and node.kind == "parameter"
-
-
-def _around(graph: ModuleGraph, roles: Mapping[int, Role]) -> set[int]:
-    """The modules around boundaries."""
-    found: set[int] = set()
-    for module in roles:
-        above = graph.nodes[module].parent
-        while above >= 0 and above not in found:
-            found.add(above)
-            above = graph.nodes[above].parent
-    return found
 
 
 def _outermost_list(graph: ModuleGraph, module: int) -> int | None:

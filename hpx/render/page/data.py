@@ -8,6 +8,7 @@ from typing import Final
 from hpx._text import rule_place
 from hpx.graph.fold import FoldedGraph, fold_graph
 from hpx.mesh import MeshSpec
+from hpx.render.build import marks_of
 from hpx.render.deviations import Deviation, find_deviations
 from hpx.render.header import facts, token_meaning
 from hpx.render.matched import matched_names
@@ -17,7 +18,7 @@ from hpx.render.page.forms import MARKS
 from hpx.render.page.tables import KINDS, Sums, Tables
 from hpx.render.placing import Placer
 from hpx.render.subject import Subject
-from hpx.render.viewmodel import Mark, View
+from hpx.render.viewmodel import View
 from hpx.render.words import short_dtype
 
 __all__ = ["page_data"]
@@ -49,7 +50,7 @@ def page_data(subject: Subject, options: Options, *, start: int) -> dict[str, ob
         if any(node_id in subject.graph.nodes for node_id in found.nodes)
     ]
     folded = _folded(subject, options, usual, decided)
-    tables = Tables(subject, folded, placer, _marks(subject, deviations), start)
+    tables = Tables(subject, folded, placer, marks_of(subject, deviations), start)
     tree = tables.to_json()
     sums = tables.add_up()
     view = _around(subject, options, start, sums)
@@ -88,16 +89,6 @@ def _folded(
         return usual
     tags = {n: f"{mark} {subject.was.get(n, '')}" for n, mark in subject.compared.items()}
     return fold_graph(graph, "layout", decided=decided, tags=tags, apart=apart)
-
-
-def _marks(subject: Subject, deviations: list[Deviation]) -> dict[int, Mark]:
-    marks: dict[int, Mark] = {}
-    for problem in subject.problems:
-        if problem.level == "error":
-            marks.update(dict.fromkeys(problem.nodes, "conflict"))
-    for deviation in deviations:
-        marks.update(dict.fromkeys(deviation.nodes, "deviates"))
-    return {**marks, **subject.compared}
 
 
 def _around(subject: Subject, options: Options, start: int, sums: Sums) -> View:
