@@ -2,8 +2,9 @@
 
 1. Only a minority deviates: where more than half of some numbered siblings are equal.
 2. A difference in shape, dtype, requires_grad, layout, deciding pass or tie is a deviation; so is a
-   tensor that only some have. Another class or other child modules are another kind of sibling
-   (the dense layers of a mixture of experts): shown as a variant, not reported.
+   tensor that only some have, by itself or as a module of tensors or one more of a list. Another
+   class, or modules on both sides that the other lacks, are another kind of sibling (the dense
+   layers of a mixture of experts): shown as a variant, not reported.
 3. Each deviating tensor is reported once, against the nearest siblings that it differs from.
 """
 
@@ -65,7 +66,10 @@ def find_deviations(
 
 
 def _names(folded: FoldedGraph, ids: list[int]) -> str:
-    names = fold_names(folded.graph.path(node_id) for node_id in ids)
+    return _short(fold_names(folded.graph.path(node_id) for node_id in ids))
+
+
+def _short(names: list[str]) -> str:
     shown = ", ".join(printable(name) for name in names[:3])
     return shown if len(names) <= 3 else f"{shown} and {counted(len(names) - 3, 'more name')}"
 
@@ -75,7 +79,7 @@ def _differences(
 ) -> Iterator[tuple[TensorNode | str, TensorNode | int]]:
     """Pairs of tensors that differ; a tensor that one side lacks is given by name or owner.
 
-    Gives nothing at all where a class or the child modules differ: another kind of sibling.
+    Gives nothing at all where they are different kinds of siblings.
     """
     nodes, keys = folded.graph.nodes, folded.keys
     found: list[tuple[TensorNode | str, TensorNode | int]] = []
@@ -87,15 +91,12 @@ def _differences(
         if isinstance(a, TensorNode) and isinstance(b, TensorNode):
             found.append((a, b))
         elif isinstance(a, ModuleNode) and isinstance(b, ModuleNode):
-            odd = a.children.keys() ^ b.children.keys()
-            modules = [name for name in odd if _is_module(folded, a, b, name)]
-            if a.spec.cls != b.spec.cls or modules:
+            if a.spec.cls != b.spec.cls or _other_kind(folded, a, b):
                 return
-            for name in sorted(odd):
-                if name in b.children:
-                    found.append((name, folded.graph.tensor(b.children[name])))
-                else:
-                    found.append((name, b.id))
+            for name in sorted(b.children.keys() - a.children.keys()):
+                found.extend((name, tensor) for tensor in _tensors(folded, b.children[name]))
+            if lacking := a.children.keys() - b.children.keys():
+                found.append((_short(fold_names(sorted(lacking))), b.id))
             todo.extend(
                 (a.children[name], b.children[name]) for name in a.children if name in b.children
             )
@@ -104,9 +105,35 @@ def _differences(
     yield from found
 
 
-def _is_module(folded: FoldedGraph, a: ModuleNode, b: ModuleNode, name: str) -> bool:
-    child = a.children[name] if name in a.children else b.children[name]
-    return isinstance(folded.graph.nodes[child], ModuleNode)
+def _other_kind(folded: FoldedGraph, a: ModuleNode, b: ModuleNode) -> bool:
+    """Whether modules that only one side has make it another kind of sibling.
+
+    A module that holds tensors alone, and one more or less in a numbered list, do not.
+    """
+    nodes = folded.graph.nodes
+    sides = []
+    for one, other in ((a, b), (b, a)):
+        odd = [(name, nodes[one.children[name]]) for name in one.children.keys() - other.children]
+        modules = [(name, node) for name, node in odd if isinstance(node, ModuleNode)]
+        if any(not name.isdecimal() and _holds_modules(folded, node) for name, node in modules):
+            return True
+        sides.append(bool(modules))
+    return all(sides)
+
+
+def _holds_modules(folded: FoldedGraph, node: ModuleNode) -> bool:
+    return any(isinstance(folded.graph.nodes[c], ModuleNode) for c in node.children.values())
+
+
+def _tensors(folded: FoldedGraph, node_id: int) -> Iterator[TensorNode]:
+    """The tensors at or below a node, further names left out."""
+    todo = [(node_id, -1)]
+    while todo:
+        node, parent = folded.graph.nodes[todo[-1][0]], todo.pop()[1]
+        if isinstance(node, TensorNode):
+            yield node
+        elif parent in (-1, node.parent):
+            todo.extend((child, node.id) for child in reversed(node.children.values()))
 
 
 def _describe(
@@ -116,7 +143,7 @@ def _describe(
     decisions: Mapping[int, Decision],
 ) -> str:
     if isinstance(mine, int):
-        return f"has no {printable(str(theirs))}"
+        return f"has no {theirs}"
     if isinstance(theirs, str):
         return "is there"
     for what, usual, here in (

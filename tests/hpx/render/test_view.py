@@ -70,6 +70,32 @@ def test_a_sibling_that_lacks_a_tensor_is_a_problem(tree: TreeOf) -> None:
     assert row_of(view, "layers.3.weight").mark == "deviates"
 
 
+def test_a_sibling_that_lacks_a_module_of_tensors_is_a_problem(tree: TreeOf) -> None:
+    names = ("gate.weight", "up.weight", "down.weight")
+    shapes = {f"experts.{i}.{name}": (2,) for i in range(6) for name in names}
+    del shapes["experts.3.up.weight"]
+    view = view_of(tree(shapes))
+    assert [f.text for f in view.findings] == ["experts.3 has no up, unlike the other 5 of experts"]
+    assert box_of(view, "experts.3").mark == "deviates"
+
+
+def test_a_layer_with_one_expert_more_or_less_is_a_problem(tree: TreeOf) -> None:
+    shapes = {
+        f"layers.{i}.experts.{n}.up.weight": (2,)
+        for i in range(6)
+        for n in range({2: 5, 4: 3}.get(i, 4))
+    }
+    assert [f.text for f in view_of(tree(shapes)).findings] == [
+        "layers.2.experts.4.up.weight is there, unlike most (4 of 6) of layers",
+        "layers.4.experts has no 3, unlike most (4 of 6) of layers",
+    ]
+
+
+def test_layers_with_other_modules_are_another_kind_and_no_problem(tree: TreeOf) -> None:
+    shapes = {f"layers.{i}.mlp.{'b' if i else 'a'}.weight": (2,) for i in range(6)}
+    assert view_of(tree(shapes)).findings == ()
+
+
 def test_two_halves_are_variants_of_which_none_deviates(tree: TreeOf) -> None:
     view = view_of(tree({f"layers.{i}.w": (2 + i % 2,) for i in range(8)}))
     assert view.findings == ()
