@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from hpx.errors import HpxError
@@ -20,7 +22,7 @@ QKV = {"dim": 0, "parts": {"q": 16, "k": 4, "v": 4}}
 CUT = {"tp": "S(0)"}
 
 
-def plan(rules: dict[str, object], packed: dict[str, object]) -> ShardingPlan:
+def plan(rules: dict[str, object], packed: Mapping[str, object]) -> ShardingPlan:
     return ShardingPlan(rules, default="replicate", packed=packed)
 
 
