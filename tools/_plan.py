@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hpx._files import read_text, write_text
 from hpx.errors import InputError, UsageError
-from hpx.graph.graph import ModuleGraph
 from hpx.mesh import MeshSpec
 from hpx.plan import ShardingPlan
 from hpx.tools._progress import Progress
 from hpx.tools._streams import tell
+
+if TYPE_CHECKING:
+    from hpx.prove import Opened
 
 __all__ = ["check", "plan_text", "planned", "write"]
 
@@ -24,9 +27,10 @@ def write(
     spec = MeshSpec.parse(mesh)
     with Progress(f"reading {model}"):
         from hpx.graph.sources import open_model
+        from hpx.prove import Opened, open_with_model
 
-        graph = open_model(model)
-        found = planned(graph, spec, given)
+        opened = open_with_model(model) if given is None else Opened(open_model(model))
+        found = planned(opened, spec, given)
     if spec.size("tp", 1) > 1 and not any(rule.layout.shards for rule in found.params):
         tell(
             f"hpx: warning: nothing of {model} is cut on {spec}: each rule says why; the plan runs,"
@@ -68,7 +72,7 @@ def check(
             graph, *request, passes, progress.step, model=module, inputs=inputs, proving=prove
         )
         params = result.matching(pattern)
-        other = list(differences(graph, params, request[1]))
+        other = list(differences(graph, params, request[1], module, inputs))
     from hpx.tools._tables import Block, emit_report, json_text, plain_report
 
     table: list[Block] = result.report(params, every=every)
@@ -86,11 +90,11 @@ def check(
     return result.ok
 
 
-def planned(graph: ModuleGraph, mesh: MeshSpec, given: str | None) -> ShardingPlan:
+def planned(opened: Opened, mesh: MeshSpec, given: str | None) -> ShardingPlan:
     """The derived plan of a model, or the translation of a plan in another form.
 
     Args:
-        graph: The model.
+        opened: The model.
         mesh: The mesh.
         given: A JSON or YAML file of module names and styles, or a model that ships such a plan.
 
@@ -99,12 +103,12 @@ def planned(graph: ModuleGraph, mesh: MeshSpec, given: str | None) -> ShardingPl
         PlanError: It is no such plan, or does not fit the model.
     """
     if given is None:
-        from hpx.derive import derive_plan
+        from hpx.derive.proved import proved_plan
 
-        return derive_plan(graph, mesh)
+        return proved_plan(opened.graph, mesh, opened.model, opened.inputs)
     from hpx.derive.tp_plan import plan_from_styles, read_styles
 
-    return plan_from_styles(graph, mesh, read_styles(_styles(given), given), given)
+    return plan_from_styles(opened.graph, mesh, read_styles(_styles(given), given), given)
 
 
 def plan_text(plan: ShardingPlan, model: str, given: str | None) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
-from hpx.derive.derive import as_rules_see_it, derive_plan
+from hpx.derive.derive import as_rules_see_it
+from hpx.derive.proved import proved_plan
 from hpx.errors import HpxError
 from hpx.graph.graph import ModuleGraph
 from hpx.layout import REPLICATED, Layout
@@ -12,19 +14,30 @@ from hpx.mesh import MeshSpec
 from hpx.params import Param
 from hpx.plan import ShardingPlan, fold_names, match_parameters
 
+if TYPE_CHECKING:
+    from torch import nn
+
 __all__ = ["differences"]
 
 
-def differences(graph: ModuleGraph, params: Iterable[Param], mesh: MeshSpec) -> Iterator[str]:
+def differences(
+    graph: ModuleGraph,
+    params: Iterable[Param],
+    mesh: MeshSpec,
+    model: nn.Module | None = None,
+    inputs: object = None,
+) -> Iterator[str]:
     """One line for each group of parameters on which a plan and the derived one differ.
 
     Args:
         graph: The model.
         params: What the plan decides.
         mesh: The mesh.
+        model: The module behind the graph, if there is one.
+        inputs: Its example inputs, if it has any.
     """
     try:
-        plan = derive_plan(graph, mesh)
+        plan = proved_plan(graph, mesh, model, inputs)
         derived = _layouts(as_rules_see_it(graph, mesh)[0], plan, mesh)
     except HpxError:
         return  # what stands against reading the model is told elsewhere

@@ -3,7 +3,8 @@
 1. Ties are made and experts stacked first, as the pipeline does before it matches a rule.
 2. Each parameter gets a choice with a reason, from the model's own plan, structure and names.
 3. What a check of the passes refuses is left whole, with its reason.
-4. Choices become few rules, grouped as a person would write them.
+4. Where there is code, what the shape proof refuses is left whole too (`hpx.derive.proved`).
+5. Choices become few rules, grouped as a person would write them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 from hpx.derive.decide import Decider
 from hpx.derive.fused import inputs_of
 from hpx.derive.patterns import Line, lines_of
-from hpx.derive.settle import settle
+from hpx.derive.settle import leave_whole, settle
 from hpx.derive.types import Choice, said_by
 from hpx.errors import HpxError, ManyErrors
 from hpx.graph.graph import ModuleGraph
@@ -46,24 +47,39 @@ def plan(model: ModuleGraph | torch.nn.Module | str | Path, mesh: MeshSpec | str
     Raises:
         HpxError: The model cannot be read, or the mesh is malformed.
     """
+    from hpx.derive.proved import proved_plan
+
     spec = MeshSpec.parse(mesh) if isinstance(mesh, str) else mesh
     if isinstance(model, (str, Path)):
-        from hpx.graph.sources import open_model
+        from hpx.prove import open_with_model
 
-        return derive_plan(open_model(str(model)), spec)
+        graph, module, inputs = open_with_model(str(model))
+        return proved_plan(graph, spec, module, inputs)
     if isinstance(model, ModuleGraph):
         return derive_plan(model, spec)
-    return derive_plan(ModuleGraph.from_module(model), spec)
+    return proved_plan(ModuleGraph.from_module(model), spec, model)
 
 
-def derive_plan(graph: ModuleGraph, mesh: MeshSpec) -> ShardingPlan:
-    """Derive a plan from a graph; the graph stays as it is."""
+def derive_plan(
+    graph: ModuleGraph, mesh: MeshSpec, whole: Mapping[str, str] | None = None
+) -> ShardingPlan:
+    """Derive a plan from a graph; the graph stays as it is.
+
+    Args:
+        graph: The graph.
+        mesh: The mesh.
+        whole: Modules that stay whole, each with the reason.
+    """
     seen, unstacked = as_rules_see_it(graph, mesh)
     base = ShardingPlan(experts=None if unstacked is None else [])
     decider = Decider(seen, mesh, base, unstacked)
     packed = packed_facts(seen, decider)
     edges = _boundaries(seen, decider)
-    settle(decider, ShardingPlan(experts=base.experts, packed=packed, boundaries=edges))
+    trial = ShardingPlan(experts=base.experts, packed=packed, boundaries=edges)
+    settle(decider, trial)
+    if whole:
+        leave_whole(decider, whole)
+        settle(decider, trial)
     names = {seen.path(node.id): node.id for node in seen.parameters()}
     choices = {name: decider.choices[node] for name, node in names.items()}
     return ShardingPlan(

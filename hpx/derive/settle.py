@@ -6,7 +6,7 @@ replicates, with their reason.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,7 +29,7 @@ from hpx.provenance import Provenance
 from hpx.roles import roles
 from hpx.sharding import Decision
 
-__all__ = ["settle"]
+__all__ = ["leave_whole", "settle"]
 
 _MOST_ROUNDS: Final = 50
 
@@ -54,6 +54,20 @@ def settle(decider: Decider, plan: ShardingPlan) -> None:
             return
         for block, why in list(whole_with_others(decider.graph, decider.found)):
             decider.demote(block, why)
+
+
+def leave_whole(decider: Decider, modules: Mapping[str, str]) -> None:
+    """Leave whole what stands in modules, or is cut together with it, each for its reason."""
+    graph = decider.graph
+    for path, why in modules.items():
+        module = graph.find(path)
+        for node in graph.parameters(module) if module is not None else ():
+            block = decider.blocks.get(node.id)
+            if block is not None and block.obstacle is None:
+                decider.demote(block, why)
+            choice = decider.choices[node.id]
+            if block is None and choice.layout.dim("tp") is not None:
+                decider.choices[node.id] = Choice.whole(why, choice.heading, choice.origin)
 
 
 def _demote(decider: Decider, finding: Finding) -> bool:

@@ -38,6 +38,11 @@ def prove(
             they are told from the model.
         seconds: When to give up.
     """
+    from hpx.prove.caches import forget
     from hpx.prove.proving import prove_regions
 
-    return prove_regions(run, model, inputs, seconds)
+    forget(model)
+    try:
+        return prove_regions(run, model, inputs, seconds)
+    finally:
+        forget(model)
