@@ -106,6 +106,8 @@ def _token_tables(
     stated = graph.find(declared.tokens) if declared.tokens else None
     rows = {(x.inputs, x.outputs) for x in layers}
     for module, node in tables:
+        if module.spec.short_cls.endswith("Bag"):
+            continue  # it takes the mean of a bag, of which a rank would look up a part
         if module.id == stated or declared.style(graph.path(module.id)) in ROWWISE:
             found[node.id] = "model"
         elif module.name in POSITIONS:

@@ -325,3 +325,9 @@ def test_planning_many_configurations_keeps_none_of_them() -> None:
     gc.collect()
     assert [ref for ref in kept if ref() is not None] == []
     assert counts[-1] - counts[0] < 2000
+
+
+def test_a_table_that_gives_means_of_bags_stays_whole() -> None:
+    model = Stack([Layer(Attention(), Expert())])
+    model.embed = nn.EmbeddingBag(128, 32, device="meta")  # type: ignore[assignment]
+    assert str(rule_for(model, "embed.weight").layout) == "R"
