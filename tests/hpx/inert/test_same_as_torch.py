@@ -175,7 +175,7 @@ def state_dicts(draw: st.DrawFn) -> StateDict:
     return content
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(content=state_dicts())
 def test_any_state_dict_is_read_or_refused_as_torch_loads_it(content: StateDict) -> None:
     try:
