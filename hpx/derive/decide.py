@@ -11,7 +11,7 @@ from hpx.derive.ends import end_choices
 from hpx.derive.experts import expert_choices
 from hpx.derive.layers import Layer, is_linear, layers_in
 from hpx.derive.mlp import mlp_in, mlp_of_cousins
-from hpx.derive.sharing import whole_with_others
+from hpx.derive.sharing import tied_blocks, whole_with_others
 from hpx.derive.types import Block, Choice, cut
 from hpx.derive.untold import TORCH_ATTENTION, untold_heads
 from hpx.graph.graph import ModuleGraph
@@ -60,8 +60,8 @@ class Decider:
                 if node not in self.choices
             }
         self.attention = {block.owner for block in self.found if block.kind == "attention"}
-        for block, why in whole_with_others(graph, self.found):
-            block.obstacle = why
+        for block, why in (*whole_with_others(graph, self.found), *tied_blocks(graph, self.found)):
+            block.obstacle = block.obstacle or why
         for block in self.found:
             self.settle(block)
         for node in graph.parameters():

@@ -13,7 +13,7 @@ from hpx.graph.nodes import ModuleNode, TensorNode
 from hpx.heads import attention_at
 from hpx.roles.places import of_all_layers
 
-__all__ = ["whole_with_others"]
+__all__ = ["tied_blocks", "whole_with_others"]
 
 
 def whole_with_others(graph: ModuleGraph, blocks: Iterable[Block]) -> Iterator[tuple[Block, str]]:
@@ -40,6 +40,21 @@ def whole_with_others(graph: ModuleGraph, blocks: Iterable[Block]) -> Iterator[t
                     " which stays whole, may be given to it"
                 )
                 yield block, why
+
+
+def tied_blocks(graph: ModuleGraph, blocks: Iterable[Block]) -> Iterator[tuple[Block, str]]:
+    """Blocks of which a weight has a second owner elsewhere, where its partner is another one.
+
+    Args:
+        graph: The graph, with its ties made.
+        blocks: The blocks that were found.
+    """
+    for block in blocks:
+        for layer in (*block.columns, *block.rows):
+            for parent, name in graph.nodes[layer.weight].more:
+                if graph.nodes[parent].parent != block.owner:
+                    other = graph.edge_path(parent, name)
+                    yield block, f"{layer.name} is {other} too, and what reads that is not known"
 
 
 def _table(graph: ModuleGraph, block: Block) -> str | None:

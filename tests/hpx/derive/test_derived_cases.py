@@ -331,3 +331,12 @@ def test_a_table_that_gives_means_of_bags_stays_whole() -> None:
     model = Stack([Layer(Attention(), Expert())])
     model.embed = nn.EmbeddingBag(128, 32, device="meta")  # type: ignore[assignment]
     assert str(rule_for(model, "embed.weight").layout) == "R"
+
+
+def test_a_matrix_that_another_block_holds_too_keeps_its_block_whole() -> None:
+    one, two = Expert(), Expert()
+    two.w1.weight = one.w1.weight
+    model = Stack([Layer(Attention(), one), Layer(Attention(), two)])
+    rule = rule_for(model, "layers.0.feed.w1.weight")
+    assert str(rule.layout) == "R"
+    assert "w1 is layers.1.feed.w1.weight too" in (rule.reason or "")
