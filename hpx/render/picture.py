@@ -41,6 +41,8 @@ _ENDS: Final[dict[PictureFormat, tuple[bytes, bytes]]] = {
 """What stands near the beginning and the end of a picture that is whole."""
 _MOST_PIXELS: Final = 64_000_000
 """Of a raster picture: 256 MB in memory. Graphviz would shrink one that is far larger, silently."""
+_DATE: Final = re.compile(rb"(/(?:CreationDate|ModDate) \(D:)[0-9]{14}")
+"""The time that is in a pdf: the same input is to give the same bytes."""
 _SIZE: Final = re.compile(rb'<svg width="([0-9.]+)pt" height="([0-9.]+)pt"')
 _GET: Final = (
     "install pygraphviz (pip install pygraphviz), or Graphviz; -f dot and --engine builtin need"
@@ -50,7 +52,14 @@ _GET: Final = (
 
 def has_graphviz() -> bool:
     """Whether there is anything to draw with."""
-    return shutil.which("dot") is not None or importlib.util.find_spec("pygraphviz") is not None
+    return shutil.which("dot") is not None or _has_pygraphviz()
+
+
+def _has_pygraphviz() -> bool:
+    try:
+        return importlib.util.find_spec("pygraphviz") is not None
+    except (ImportError, ValueError):  # something keeps it from being imported
+        return False
 
 
 def draw_dot(dot: str, format: PictureFormat, *, timeout: float = 30.0) -> bytes:  # noqa: A002 - the word of the command line
@@ -69,6 +78,8 @@ def draw_dot(dot: str, format: PictureFormat, *, timeout: float = 30.0) -> bytes
     if format == "png":
         _check_raster(_drawn(dot, "svg", until, timeout))
     data = _drawn(dot, format, until, timeout)
+    if format == "pdf":
+        return _DATE.sub(rb"\g<1>19700101000000", data)  # as long, as a pdf counts its bytes
     return with_titles(data.decode(errors="replace")).encode() if format == "svg" else data
 
 
@@ -127,7 +138,7 @@ def _command() -> list[str]:
     program = shutil.which("dot")
     if program is not None:
         return [program]
-    if importlib.util.find_spec("pygraphviz") is None:
+    if not _has_pygraphviz():
         raise RenderError(
             "there is no Graphviz", why="no dot on PATH and no pygraphviz installed", fix=_GET
         )

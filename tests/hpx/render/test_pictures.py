@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -173,6 +174,25 @@ def test_more_nodes_than_are_drawn_raise_the_depth_of_collapse_and_say_so(tree: 
 
 def test_a_pdf_is_written(tree: TreeOf, tmp_path: Path) -> None:
     assert render(tree({"a.w": (2,)}), tmp_path / "a.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_a_pdf_has_no_time_in_it() -> None:
+    assert b"/CreationDate (D:19700101000000" in draw_dot("digraph {}", "pdf")
+
+
+def test_a_pygraphviz_that_may_not_be_imported_is_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Forbids:
+        @staticmethod
+        def find_spec(name: str, *_: object) -> None:
+            if name == "pygraphviz":
+                raise ModuleNotFoundError(name)
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "meta_path", [Forbids(), *sys.meta_path])
+    with pytest.raises(RenderError, match="there is no Graphviz"):
+        draw_dot("digraph {}", "svg")
 
 
 @pytest.mark.parametrize("picture_format", ["svg", "png", "pdf"])
