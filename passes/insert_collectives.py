@@ -148,6 +148,7 @@ def _options(graph: ModuleGraph, role: Role) -> dict[str, object]:
         "size": role.size,
         "bias": role.bias,
         "rowwise": list(role.rowwise),
+        "colwise": list(role.colwise),
     }
     if role.sequence:
         made["sequence"] = True

@@ -158,7 +158,13 @@ class Deriver:
             self.beside.check_region(region, outputs, {row.layer for row in rows})
         output: Literal["sum"] | None = "sum" if bare else None
         role = "attention" if named else "mlp"
-        self._add(Role(region, "region", role, output=output, rowwise=tuple(layers)))
+        inside = {
+            self.places.relative(column.layer, region): None
+            for column in columns
+            if column.name == "weight" and column.layer != region
+        }
+        rowwise, colwise = tuple(layers), tuple(inside)
+        self._add(Role(region, "region", role, output=output, rowwise=rowwise, colwise=colwise))
 
     def _is_adapter(self, cut: Cut) -> bool:
         """Whether a matrix is LoRA's own, which gives the rank of the adapter."""

@@ -45,6 +45,7 @@ class Role:
         size: Rows or columns over all ranks, where the runtime needs them.
         bias: Path of the bias to withhold.
         rowwise: Paths of the rowwise layers inside.
+        colwise: Paths of the colwise layers inside.
         declared: The plan's entry, if one changed it.
         sequence: Whether it stands in a stream that is cut on the sequence.
         layers: Of a stream: the modules that work on it, in their order.
@@ -59,6 +60,7 @@ class Role:
     size: int | None = None
     bias: str | None = None
     rowwise: tuple[str, ...] = ()
+    colwise: tuple[str, ...] = ()
     declared: Boundary | None = None
     sequence: bool = False
     layers: tuple[int, ...] = ()

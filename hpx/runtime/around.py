@@ -21,19 +21,21 @@ from hpx.runtime.journal import Journal
 
 if TYPE_CHECKING:
     from hpx.runtime.stream import Stream
+    from hpx.runtime.watch import Watch
 
-__all__ = ["Around", "Boundary", "Call", "Swaps", "around", "fill", "settle"]
+__all__ = ["Around", "Boundary", "Call", "Swaps", "around", "calls_of", "fill", "settle"]
 
 
 class Call:
     """One call of a module: what was swapped for it, and what a boundary keeps until its end."""
 
-    __slots__ = ("kept", "stream", "swaps")
+    __slots__ = ("kept", "stream", "swaps", "watch")
 
     def __init__(self, stream: Stream | None = None) -> None:
         self.stream = stream
         self.swaps: list[tuple[MutableMapping[str, Any], str, object, object]] = []
         self.kept: Any = None
+        self.watch: Watch | None = None
 
     def swap(self, table: MutableMapping[str, Any], name: str, value: object) -> None:
         """Put a value under a name until the end of the call."""
@@ -42,6 +44,8 @@ class Call:
 
     def undo(self) -> None:
         """Put back what stood there, unless somebody else has replaced it since."""
+        if self.watch is not None:
+            self.watch.end()
         for table, name, found, put in reversed(self.swaps):
             if table.get(name) is put:
                 table[name] = found
@@ -73,6 +77,7 @@ class Around:
         swaps: What puts local tensors in.
         boundary: What changes inputs and outputs.
         region: The hooks of the module whose input this one relies on, if it is inside a region.
+        columns: Whether it gives some columns, which only that region takes.
         stream: The stream of hidden states that enters this module, if that is cut on the sequence.
     """
 
@@ -80,6 +85,7 @@ class Around:
         self.swaps: Swaps | None = None
         self.boundary: Boundary | None = None
         self.region: Around | None = None
+        self.columns = False
         self.stream: Stream | None = None
         self._open: list[Call] = []
 
@@ -88,9 +94,9 @@ class Around:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """The forward pre-hook."""
         if self._open:
-            self._close(_calls_of(module) - 1)
+            self._close(calls_of(module) - 1)
         if self.region is not None and not self.region._open:
-            _refuse_outside(module)
+            _refuse_outside(module, columns=self.columns)
         call = Call(self.stream)
         self._open.append(call)
         if self.swaps is not None:
@@ -103,7 +109,7 @@ class Around:
         self, module: nn.Module, _args: tuple[Any, ...], _kwargs: dict[str, Any], result: Any
     ) -> Any:
         """The forward hook; called after an exception too, then without a result."""
-        if result is None and len(self._open) < _calls_of(module):
+        if result is None and len(self._open) < calls_of(module):
             return None  # another hook failed before ours had begun
         if not self._open:
             return None
@@ -160,15 +166,17 @@ def settle(model: nn.Module) -> None:
                 found._close(0)
 
 
-def _refuse_outside(module: nn.Module) -> None:
-    """A region that runs without its hooks would leave gradients of its input apart.
+def _refuse_outside(module: nn.Module, *, columns: bool) -> None:
+    """A region that runs without its hooks would leave columns, or gradients of its input, apart.
 
     Recomputing alone, in backward, is fine: the region ran before.
     """
-    if torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1:
+    if (columns or torch.is_grad_enabled()) and torch._C._current_graph_task_id() == -1:
         raise NotRunnableError(
             f"a {type(module).__name__} is called, and the module around it is not",
-            why="that module's hooks take care of the gradient of its input",
+            why="it gives some of its columns, and that module puts them together"
+            if columns
+            else "that module's hooks take care of the gradient of its input",
             fix="call the module itself, not its forward or a part of it",
         )
 
@@ -177,7 +185,7 @@ _CALL = nn.Module._call_impl.__code__
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _calls_of(module: nn.Module) -> int:
+def calls_of(module: nn.Module) -> int:
     """How many calls of the module are running in this thread. Slow; for the rare cases."""
     count = 0
     frame: FrameType | None = sys._getframe()

@@ -54,7 +54,8 @@ def install(
             ``name`` for messages, and what the kind needs: ``inputs`` (``{name: "R" | "none"}``, or
             None for the first one), ``output`` (``sum``, ``gather``, ``columns`` or None), ``size``
             (rows or columns over all ranks), ``bias`` (path of the bias to withhold), ``rowwise``
-            (paths of the rowwise layers inside a region), ``sequence`` (whether the stream is cut).
+            and ``colwise`` (paths of such layers inside a region), ``sequence`` (whether the stream
+            is cut).
         meshes: The meshes of the model.
         journal: Where the change is noted.
 
@@ -68,6 +69,10 @@ def install(
     fill(journal, hooks, "boundary", _KINDS[options["kind"]](module, options, group))
     for path in options.get("rowwise", ()):
         fill(journal, around(module.get_submodule(path), journal), "region", hooks)
+    for path in options.get("colwise", ()):
+        inner = around(module.get_submodule(path), journal)
+        fill(journal, inner, "region", hooks)
+        fill(journal, inner, "columns", True)
 
 
 class _Region:

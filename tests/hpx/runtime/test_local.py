@@ -194,6 +194,17 @@ def test_calling_a_part_of_a_region_past_it_is_an_error(model: nn.Module) -> Non
         model.get_submodule("model.layers.0.mlp").forward(torch.ones(1, 1, 64))
 
 
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_colwise_layer_that_is_called_outside_its_region_is_an_error(
+    model: nn.Module, grad: bool
+) -> None:
+    with (
+        torch.set_grad_enabled(grad),
+        pytest.raises(NotRunnableError, match="it gives some of its columns"),
+    ):
+        model.get_submodule("model.layers.0.mlp.up_proj")(torch.ones(1, 1, 64))
+
+
 def test_without_localize_a_module_refuses_plain_tensors_and_takes_placed_ones(
     meshes: Meshes,
 ) -> None:
