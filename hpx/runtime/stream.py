@@ -11,7 +11,7 @@ Between them
 - everything else works position by position.
 
 Layers that run in another order, or end before the last one, are refused, as the stream would be
-cut twice or returned in parts.
+cut twice or returned in parts; so is code between the boundaries that looks at other positions.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ import torch
 from torch import Tensor, nn
 
 from hpx.errors import NotRunnableError
-from hpx.runtime.around import Call, around, fill
+from hpx.runtime.around import Around, Call, around, fill
 from hpx.runtime.collectives import Group
 from hpx.runtime.inputs import Inputs
 from hpx.runtime.journal import Journal
 from hpx.runtime.meshes import Meshes
 from hpx.runtime.outputs import on_output
 from hpx.runtime.sequence import enter_stream, leave_stream, own_length
+from hpx.runtime.watch import Watch
 
 __all__ = ["Stream", "Whole", "install"]
 
@@ -59,7 +60,9 @@ def install(
         name = f"{options['name']}.{path}" if options["name"] else path
         fill(journal, around(layer, journal), "boundary", _Layer(layer, name, index, stream, group))
     for path in options["regions"]:
-        fill(journal, around(module.get_submodule(path), journal), "stream", stream)
+        hooks = around(module.get_submodule(path), journal)
+        fill(journal, hooks, "stream", stream)
+        stream.regions.append(hooks)
 
 
 class Stream:
@@ -70,6 +73,8 @@ class Stream:
         number: How many layers there are.
         length: Positions over all ranks, in the forward that ran last.
         at: The layer that ran last; -1 outside of the layers.
+        regions: The hooks of the boundaries whose input is the stream.
+        watched: Whether a run was watched to its end, see `hpx.runtime.watch`.
     """
 
     def __init__(self, name: str, number: int) -> None:
@@ -77,6 +82,13 @@ class Stream:
         self.number = number
         self.length = 0
         self.at = -1
+        self.regions: list[Around] = []
+        self.watched = False
+
+    @property
+    def between(self) -> bool:
+        """Whether what runs now is between the boundaries: each rank has its positions."""
+        return self.at >= 0 and not any(region.running for region in self.regions)
 
     def enter(self, index: int, name: str) -> None:
         """A layer begins.
@@ -94,6 +106,8 @@ class Stream:
                 fix="run the layers in the order of their list, or insert-collectives{sp=false}",
             )
         self.at = index
+        if not index:
+            self.length = 0  # until it is cut
 
 
 def _following() -> bool:
@@ -108,10 +122,13 @@ class _Runs:
         self.stream = stream
         self.group = group
 
-    def enter(self, _module: nn.Module, _args: Any, _kwargs: Any, _call: Call) -> None:
+    def enter(self, module: nn.Module, _args: Any, _kwargs: Any, call: Call) -> None:
         self.stream.at = -1
+        if _following() and not self.stream.watched:
+            call.watch = Watch(self.stream, module, self.group.size)
+            call.watch.__enter__()  # type: ignore[no-untyped-call]
 
-    def leave(self, _module: nn.Module, _call: Call, result: Any) -> Any:
+    def leave(self, _module: nn.Module, call: Call, result: Any) -> Any:
         stream = self.stream
         if _following() and stream.at >= 0:
             raise NotRunnableError(
@@ -120,6 +137,8 @@ class _Runs:
                 f" returns would be a part of {stream.length} positions",
                 fix="run all layers, or insert-collectives{sp=false}",
             )
+        if call.watch is not None and own_length(stream.length, self.group.size) > 1:
+            stream.watched = True
         states = getattr(result, "hidden_states", None)
         if isinstance(states, tuple) and hasattr(result, "to_tuple"):
             result["hidden_states"] = tuple(self._whole(state) for state in states)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import hpx
 from hpx.bundled import tiny_llama
@@ -232,3 +234,92 @@ def test_the_bundled_model_runs_with_its_causal_attention(fake_group: FakeGroup)
     model = tiny_llama()
     hpx.apply(model, ShardingPlan(LLAMA, default="replicate"), "tp=2", SP)
     assert model(torch.randint(256, (2, 8))).shape == (2, 8, 256)
+
+
+# -- code between the boundaries -----------------------------------------------------------------
+
+
+class Told(Model):
+    """Its code between the layers is what a test says."""
+
+    def __init__(self, between: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.between = between
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        first = hidden
+        for layer in self.layers:
+            hidden = self.between(layer(hidden)[0], first)
+        return hidden
+
+
+MIXES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "a mean over the tokens": lambda x, _: x - x.mean(1, keepdim=True),
+    "a mean over everything": lambda x, _: x - x.mean(),
+    "a shift": lambda x, _: x.roll(1, 1),
+    "a padded shift": lambda x, _: nn.functional.pad(x, (0, 0, 1, -1)),
+    "the first token": lambda x, _: x + x[:, :1],
+    "the last token": lambda x, _: x + x[:, -1].unsqueeze(1),
+    "tokens by number": lambda x, _: x + x[:, torch.tensor([0])],
+    "a softmax over tokens": lambda x, _: x.softmax(1),
+    "the whole embedding": lambda x, first: x + first,
+    "a row for each position": lambda x, first: x * first[0],
+}
+
+
+@pytest.mark.parametrize("what", MIXES)
+def test_code_between_layers_that_looks_at_other_positions_is_refused(
+    what: str, fake_group: FakeGroup
+) -> None:
+    model = sharded(Told(MIXES[what]), fake_group)
+    for _ in range(2):
+        with pytest.raises(
+            NotRunnableError, match=r"looks at other positions: .* a rank has 3 of 6"
+        ):
+            model(torch.randn(2, 6, 4))
+
+
+POINTWISE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "a mean over features": lambda x, _: x - x.mean(-1, keepdim=True),
+    "some features": lambda x, _: x + x[..., :1] + x[:, :, -1:],
+    "one flat list of tokens": lambda x, _: (x.flatten(0, 1) * 2).view_as(x),
+    "all positions": lambda x, _: x[:, :].clone(),
+}
+
+
+@pytest.mark.parametrize("what", POINTWISE)
+def test_code_between_layers_that_works_position_by_position_runs(
+    what: str, fake_group: FakeGroup
+) -> None:
+    model = sharded(Told(POINTWISE[what]), fake_group)
+    for length in (6, 7, 12, 3):  # 3 and 6, 6 and 12: what is whole here is a part there
+        assert model(torch.randn(2, length, 4)).shape == (2, length, 4)
+
+
+def test_one_run_is_watched_to_its_end_and_no_other(fake_group: FakeGroup) -> None:
+    seen: list[bool] = []
+
+    def watched(x: Tensor, _first: Tensor) -> Tensor:
+        seen.append(_get_current_dispatch_mode() is not None)
+        return x
+
+    model = sharded(Told(watched), fake_group)
+    for length in (2, 6, 6):  # one position on each rank tells nothing
+        model(torch.randn(2, length, 4))
+    assert seen == [True] * 6 + [False] * 3
+    assert _get_current_dispatch_mode() is None
+
+
+def test_a_run_that_fails_or_is_interrupted_leaves_no_watch_that_refuses(
+    fake_group: FakeGroup,
+) -> None:
+    def interrupted(_x: Tensor, _first: Tensor) -> Tensor:
+        raise KeyboardInterrupt
+
+    model = sharded(Told(interrupted), fake_group)
+    with pytest.raises(KeyboardInterrupt):
+        model(torch.randn(2, 6, 4))
+    assert torch.randn(2, 3, 4).mean(1).shape == (2, 4)
+    model.between = lambda x, _: x
+    assert model(torch.randn(2, 6, 4)).shape == (2, 6, 4)
+    assert _get_current_dispatch_mode() is None
