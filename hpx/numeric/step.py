@@ -131,7 +131,7 @@ def sharded_step(
     found: dict[Key, Tensor] = {}
     for step in range(steps):
         optimizer.zero_grad()
-        output = (computed or model)(*batch.inputs[0], **batch.inputs[1])
+        output = (model if computed is None else computed)(*batch.inputs[0], **batch.inputs[1])
         with in_parts(output):
             loss = batch.loss(output)
             (loss if averaged else loss / number).backward()  # type: ignore[no-untyped-call]

@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from hpx.graph.nodes import TensorNode
+from hpx.graph.traits import unwrapped
 from hpx.layout import Range
 from hpx.lineage import Place, Spot, invert
 from hpx.run import Run
@@ -35,7 +36,8 @@ def kept_as(run: Run) -> dict[int, int]:
 def current_parameter(applied: Applied, node: TensorNode) -> nn.Parameter:
     """What the model holds for a parameter of the final graph now."""
     graph = applied.run.graph
-    owner = applied.model.get_submodule(graph.registered_path(node.parent))
+    # A wrapper may have been put around the very layer since, as a checkpoint of activations is.
+    owner = unwrapped(applied.model.get_submodule(graph.registered_path(node.parent)))
     found = owner._parameters[node.name]
     assert found is not None
     return found
