@@ -18,15 +18,24 @@ from torch.distributed.tensor import DTensor
 
 import hpx
 from hpx.errors import HpxError
+from hpx.numeric.measure import distance
+from hpx.numeric.preparing import Subject, prepare
 from hpx.runtime.record import Applied
-from tests.distributed.equality import deviation, no_casts, sharded_step, whole_step
-from tests.distributed.equality_models import MODELS, PADDING, VOCABULARY
+from tests.distributed.equality import Wrap
+from tests.distributed.equality_models import PADDING, VOCABULARY
 from tests.distributed.test_apply_cases import differences
 from tests.hpx.derive.models import family
 
-__all__ = ["OTHERS", "PACKED", "packed_deviations", "resumed", "saved", "there_and_back"]
+__all__ = [
+    "OTHERS",
+    "PACKED",
+    "orders_of",
+    "packed_subject",
+    "resumed",
+    "saved",
+    "there_and_back",
+]
 
-_NOISE = 1e-15
 _GPT2: dict[str, Any] = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 _NEOX: dict[str, Any] = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
 _PHI3: dict[str, Any] = {"pad_token_id": PADDING}
@@ -104,23 +113,20 @@ def applied_to(model: nn.Module, mesh: str, pipeline: str = "@run") -> Applied:
     return hpx.apply(model, hpx.plan(model, mesh), mesh, pipeline, verify="full")
 
 
-def packed_deviations(
-    name: str, mesh: str, wrap: str | None = None, pipeline: str = "@run", repeat: int = 1
-) -> tuple[list[str], dict[str, float]]:
-    """The orders that were given, and deviations of a step from the unsharded one."""
-    said = hpx.plan(built(name), mesh).to_yaml().replace("repeat: 1,", f"repeat: {repeat},")
+def packed_subject(
+    name: str, mesh: str, pipeline: str = "@run", wrap: Wrap | None = None, repeat: int = 1
+) -> Subject:
+    """A model with fused projections on its derived plan, whose packed entries may be changed."""
+    model = built(name, torch.float64)
+    said = hpx.plan(model, mesh).to_yaml().replace("repeat: 1,", f"repeat: {repeat},")
     plan = hpx.ShardingPlan.from_text(said, "plan.yaml")
-    key = f"packed {name}"
-    MODELS[key] = (lambda: built(name), said)
-    number = hpx.MeshSpec.parse(mesh).size("dp", 1)
-    done = hpx.run(built(name), plan, mesh, pipeline)
-    orders = sorted({str(n.order) for n in done.graph.parameters() if n.order is not None})
-    with no_casts():
-        expected, found = whole_step(key, number), sharded_step(key, mesh, pipeline, wrap)
-    assert found.keys() <= expected.keys(), found.keys() - expected.keys()
-    far = {name: deviation(value, expected[name]) for name, value in found.items()}
-    noise = [name for name in far if expected[name].abs().max() < _NOISE]
-    return orders, {name: value for name, value in far.items() if name not in noise}
+    return prepare(model, plan, mesh, pipeline, wrap=wrap, exact=wrap is None)
+
+
+def orders_of(subject: Subject) -> list[str]:
+    """The orders that were given."""
+    nodes = subject.run.graph.parameters()
+    return sorted({str(node.order) for node in nodes if node.order is not None})
 
 
 def there_and_back(name: str, mesh: str, pipeline: str = "@run") -> list[str]:
@@ -222,7 +228,7 @@ def resumed(name: str, mesh: str, onto: str, folder: str) -> list[str]:
     faults = differences(hpx.state_dict(other), saved)
     train(other, again)
     found, expected = hpx.state_dict(other), hpx.state_dict(model)
-    faults += [k for k, v in found.items() if deviation(v, expected[k]) > 1e-9]
+    faults += [k for k, v in found.items() if distance(v, expected[k]) > 1e-9]
     return [*faults, *([] if _said(model.state_dict) else ["the guard stayed open"])]
 
 

@@ -213,7 +213,7 @@ def test_an_interrupt_ends_a_check_and_all_its_processes(tmp_path: Path) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("factory", ["slow", "never"])
 def test_a_check_that_takes_too_long_ends_with_6(factory: str, tmp_path: Path) -> None:
-    process = started(tmp_path, f"slow_model:{factory}", "--mesh", "tp=2", "--timeout", "15")
+    process = started(tmp_path, f"slow_model:{factory}", "--mesh", "tp=2", "--timeout", "8")
     _, err = process.communicate(timeout=100)
     assert process.returncode == 6, err
     assert "not done after" in err

@@ -7,17 +7,24 @@ from pathlib import Path
 import pytest
 
 from hpx.numeric.pool import Pool
+from tests.distributed.equality import (
+    Wrap,
+    checkpointed_in_parts,
+    compiled,
+    deviations,
+    fsdp,
+    too_far,
+)
 from tests.distributed.packed import (
     OTHERS,
     PACKED,
-    packed_deviations,
+    orders_of,
+    packed_subject,
     resumed,
     saved,
     there_and_back,
 )
 
-LIMIT = 1e-9
-"""Of ``max|a-b| / max|b|``, per tensor."""
 REORDERED = [name for name in PACKED if not name.startswith(("gpt_neox", "falcon"))]
 FOUR = [name for name in PACKED if name not in ("phi3", "falcon by group")]
 """Those with four heads of each kind."""
@@ -31,33 +38,35 @@ def _transformers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "ranks", "mesh"),
-    [(name, 2, "tp=2") for name in PACKED] + [(name, 4, "tp=4") for name in FOUR],
+    ("name", "mesh"),
+    [(name, "tp=2") for name in PACKED] + [(name, "tp=4") for name in FOUR],
 )
 def test_a_step_with_fused_projections_cut_equals_the_unsharded_one(
-    name: str, ranks: int, mesh: str, gloo: Pool
+    name: str, mesh: str, gloo: Pool
 ) -> None:
-    for orders, found in gloo.run(packed_deviations, ranks, name, mesh):
-        assert bool(orders) == (name in REORDERED)
-        assert len(found) > 20
-        assert {key: far for key, far in found.items() if far > LIMIT} == {}
+    subject = packed_subject(name, mesh)
+    assert bool(orders_of(subject)) == (name in REORDERED)
+    for found in deviations(gloo, subject):
+        assert too_far(found) == {}
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_step_of_more_models_whose_code_is_known_equals_the_unsharded_one(
     name: str, gloo: Pool
 ) -> None:
-    for orders, found in gloo.run(packed_deviations, 2, name, "tp=2"):
-        assert bool(orders) == (name not in ("gpt_bigcode by head", "persimmon"))
-        assert {key: far for key, far in found.items() if far > LIMIT} == {}
+    subject = packed_subject(name, "tp=2")
+    assert bool(orders_of(subject)) == (name not in ("gpt_bigcode by head", "persimmon"))
+    for found in deviations(gloo, subject):
+        assert too_far(found) == {}
 
 
 @pytest.mark.parametrize("name", ["phi3", "gpt2"])
 def test_parts_that_are_declared_in_another_order_than_the_code_reads_show(
     name: str, gloo: Pool
 ) -> None:
-    for orders, found in gloo.run(packed_deviations, 2, name, "tp=2", None, "@run", 2):
-        assert orders == []
+    subject = packed_subject(name, "tp=2", repeat=2)
+    assert orders_of(subject) == []
+    for found in deviations(gloo, subject):
         assert max(found.values()) > 1e-3
 
 
@@ -66,26 +75,26 @@ def test_a_step_with_the_stream_cut_on_the_sequence_equals_the_unsharded_one(
     name: str, gloo: Pool
 ) -> None:
     pipeline = "@run, insert-collectives{sp=true}"
-    for _, found in gloo.run(packed_deviations, 2, name, "tp=2", None, pipeline):
-        assert {key: far for key, far in found.items() if far > LIMIT} == {}
+    for found in deviations(gloo, packed_subject(name, "tp=2", pipeline)):
+        assert too_far(found) == {}
 
 
-@pytest.mark.parametrize("wrap", ["compile", "checkpoint of parts"])
+@pytest.mark.parametrize("wrap", [compiled, checkpointed_in_parts])
 @pytest.mark.parametrize("name", ["phi3", "gpt2"])
 def test_a_step_compiled_or_checkpointed_equals_the_unsharded_one(
-    name: str, wrap: str, gloo: Pool
+    name: str, wrap: Wrap, gloo: Pool
 ) -> None:
-    for _, found in gloo.run(packed_deviations, 2, name, "tp=2", wrap):
-        assert {key: far for key, far in found.items() if far > LIMIT} == {}
+    for found in deviations(gloo, packed_subject(name, "tp=2", wrap=wrap)):
+        assert too_far(found) == {}
 
 
-@pytest.mark.parametrize("wrap", [None, "fsdp"])
+@pytest.mark.parametrize("wrap", [None, fsdp])
 @pytest.mark.parametrize("name", PACKED)
 def test_a_step_with_data_parallelism_on_top_equals_the_unsharded_one(
-    name: str, wrap: str | None, gloo: Pool
+    name: str, wrap: Wrap | None, gloo: Pool
 ) -> None:
-    for _, found in gloo.run(packed_deviations, 4, name, "dp=2,tp=2", wrap):
-        assert {key: far for key, far in found.items() if far > LIMIT} == {}
+    for found in deviations(gloo, packed_subject(name, "dp=2,tp=2", wrap=wrap)):
+        assert too_far(found) == {}
 
 
 @pytest.mark.parametrize("name", PACKED)

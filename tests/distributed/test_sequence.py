@@ -9,34 +9,40 @@ import pytest
 import torch
 from torch import nn
 
+from hpx.numeric.measure import distance
 from hpx.numeric.pool import Pool
-from hpx.plan import ShardingPlan
+from hpx.numeric.precision import KeepDouble
+from hpx.numeric.ranks import Case
 from hpx.runtime import boundaries, inputs, local, sequence
 from hpx.runtime.apply import apply
-from tests.distributed.derived import derived_deviations
-from tests.distributed.equality import batches, built, deviation, deviations, no_casts
-from tests.distributed.equality_models import MODELS
-from tests.distributed.loss_in_parts import loss_deviations
+from tests.distributed.derived import derived_subject
+from tests.distributed.equality import (
+    LIMIT,
+    WRAPS,
+    Wrap,
+    built,
+    checkpointed_reentrant,
+    compiled,
+    deviations,
+    measured,
+    odd_ids,
+    plan_of,
+    subject,
+    too_far,
+)
+from tests.distributed.loss_in_parts import in_columns, own_loss
 
-LIMIT = 1e-9
-"""Of ``max|a-b| / max|b|``, per tensor."""
 SP = "@run, insert-collectives{sp=true}"
 FAMILIES = (
     *("llama", "qwen3", "gemma2", "gpt2", "phi3", "gpt_neox", "bert", "deepseek_v3", "mixtral"),
     *("gpt_oss", "falcon", "t5"),
 )
-WRAPS = ("fsdp", "fsdp of leaves", "checkpoint", "reentrant checkpoint", "checkpoint of parts")
-
-
-def too_far(found: dict[str, float]) -> dict[str, float]:
-    assert len(found) > 20
-    return {key: far for key, far in found.items() if not far <= LIMIT}
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("name", ["tiny_llama", "tiny_moe", "gpt2"])
 def test_a_step_equals_the_unsharded_one(name: str, ranks: int, gloo: Pool) -> None:
-    for found in gloo.run(deviations, ranks, name, f"tp={ranks}", SP):
+    for found in deviations(gloo, subject(name, f"tp={ranks}", SP, inputs=odd_ids())):
         assert too_far(found) == {}
 
 
@@ -45,21 +51,25 @@ def test_a_step_equals_the_unsharded_one(name: str, ranks: int, gloo: Pool) -> N
 @pytest.mark.parametrize("name", FAMILIES)
 def test_so_it_does_for_every_family(name: str, ranks: int, gloo: Pool) -> None:
     pytest.importorskip("transformers")
-    for rules, found in gloo.run(derived_deviations, ranks, name, f"tp={ranks}", SP):
-        assert rules >= 2
+    ids = odd_ids()
+    given = {"input_ids": ids, **({"decoder_input_ids": ids} if name == "t5" else {})}
+    of = derived_subject(name, f"tp={ranks}", SP, inputs=given)
+    assert sum(bool(rule.layout.shards) for rule in of.run.plan.params) >= 2
+    for found in deviations(gloo, of):
         assert too_far(found) == {}
 
 
 @pytest.mark.parametrize("wrap", WRAPS)
-def test_so_it_does_inside_wrappers(wrap: str, gloo: Pool) -> None:
-    name = "tiny_moe" if wrap == "reentrant checkpoint" else "llama"
-    for found in gloo.run(deviations, 4, name, "dp=2,tp=2", SP, wrap):
+def test_so_it_does_inside_wrappers(wrap: Wrap, gloo: Pool) -> None:
+    name = "tiny_moe" if wrap is checkpointed_reentrant else "llama"
+    for found in deviations(gloo, subject(name, "dp=2,tp=2", SP, wrap)):
         assert too_far(found) == {}
 
 
 @pytest.mark.slow
 def test_so_it_does_compiled(gloo: Pool) -> None:
-    for found in gloo.run(deviations, 2, "llama", "tp=2", SP, "compile"):
+    of = subject("llama", "tp=2", SP, compiled, inputs={"input_ids": odd_ids()})
+    for found in deviations(gloo, of):
         assert too_far(found) == {}
 
 
@@ -67,14 +77,17 @@ def test_so_it_does_compiled(gloo: Pool) -> None:
 
 
 @pytest.mark.parametrize("sp", ["true", "false"])
-@pytest.mark.parametrize(
-    ("name", "own_loss"), [("tiny_llama", False), ("llama", True), ("gemma", True)]
-)
+@pytest.mark.parametrize(("name", "own"), [("tiny_llama", False), ("llama", True), ("gemma", True)])
 def test_a_loss_in_parts_equals_the_unsharded_one(
-    name: str, own_loss: bool, sp: str, gloo: Pool
+    name: str, own: bool, sp: str, gloo: Pool
 ) -> None:
-    pipeline = f"@run, insert-collectives{{loss=parallel,sp={sp}}}"
-    for found in gloo.run(loss_deviations, 2, name, "tp=2", pipeline, own_loss):
+    pipeline, ids = f"@run, insert-collectives{{loss=parallel,sp={sp}}}", odd_ids()
+    if own:
+        given: object = {"input_ids": ids, "labels": ids}
+        of = subject(name, "tp=2", pipeline, in_columns, inputs=given, loss=own_loss)
+    else:
+        of = subject(name, "tp=2", pipeline, in_columns, inputs=ids)
+    for found in deviations(gloo, of):
         assert too_far(found) == {}
 
 
@@ -83,14 +96,14 @@ def test_a_loss_in_parts_equals_the_unsharded_one(
 
 def hidden_states(name: str, length: int) -> dict[str, float]:
     """How far the hidden states that a model of transformers returns are from the whole ones."""
-    ids = batches(1)[0][:, :length]
-    with no_casts(), torch.no_grad():
+    ids = odd_ids()[:, :length]
+    with KeepDouble(), torch.no_grad():
         model = built(name)
         expected = model(input_ids=ids, output_hidden_states=True).hidden_states
-        apply(model, ShardingPlan.from_text(MODELS[name][1]), "tp=2", SP)
+        apply(model, plan_of(name), "tp=2", SP)
         found = model(input_ids=ids, output_hidden_states=True).hidden_states
     pairs = zip(found, expected, strict=True)
-    return {str(index): deviation(a, b) for index, (a, b) in enumerate(pairs)}
+    return {str(index): distance(a, b) for index, (a, b) in enumerate(pairs)}
 
 
 @pytest.mark.parametrize("length", [24, 25])
@@ -112,9 +125,9 @@ def fault(what: str) -> AbstractContextManager[object]:
     return mock.patch.object(boundaries, "sum_into_stream", sequence.enter_stream)
 
 
-def faulty_deviations(what: str, name: str) -> dict[str, float]:
+def faulty(what: str, case: Case) -> dict[str, float]:
     with fault(what):
-        return deviations(name, "tp=2", SP)
+        return measured(case)
 
 
 @pytest.mark.parametrize(
@@ -126,14 +139,14 @@ def faulty_deviations(what: str, name: str) -> dict[str, float]:
     ],
 )
 def test_a_fault_is_noticed(what: str, gloo: Pool) -> None:
-    for found in gloo.run(faulty_deviations, 2, what, "tiny_llama"):
+    for found in gloo.run(faulty, 2, what, subject("tiny_llama", "tp=2", SP).case):
         assert max(found.values()) > 1e-3
 
 
 def lengths(name: str) -> list[int]:
     """The length of the sequence in every norm of a layer."""
     model = built(name)
-    apply(model, ShardingPlan.from_text(MODELS[name][1]), "tp=2", SP)
+    apply(model, plan_of(name), "tp=2", SP)
     seen: list[int] = []
 
     def note(_module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
@@ -142,10 +155,10 @@ def lengths(name: str) -> list[int]:
     for path, module in model.named_modules():
         if path.endswith("layernorm"):
             module.register_forward_pre_hook(note)
-    model(batches(1)[0])
+    model(odd_ids())
     return seen
 
 
 def test_norms_of_layers_see_half_of_the_sequence(gloo: Pool) -> None:
     (half,) = {length for found in gloo.run(lengths, 2, "tiny_llama") for length in found}
-    assert half * 2 == batches(1)[0].shape[1] + 1  # which is odd
+    assert half * 2 == odd_ids().shape[1] + 1  # which is odd
