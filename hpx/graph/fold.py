@@ -89,20 +89,21 @@ class FoldedGraph:
 
     def owner_of(self) -> dict[int, int]:
         """The group of every node, by id; what is below any member counts to that of the first."""
-        nodes = self.graph.nodes
-        found = {self.graph.root: 0}
+        graph, nodes, start = self.graph, self.graph.nodes, self.groups[0].node
+        found = {graph.root: 0, start: 0}
         below: list[dict[str, int] | None] = [None] * len(self.groups)
-        for node in self.graph.walk(self.groups[0].node):
-            group = found.setdefault(node.id, 0)
+        for node in graph.walk(None if start == graph.root else start):
             if not isinstance(node, ModuleNode):
                 continue
+            group = found[node.id]
             names = below[group]
             if names is None:
                 first = nodes[self.groups[group].node]
                 assert isinstance(first, ModuleNode)
                 names = below[group] = self._names_below(first, group)
             for name, child in node.children.items():
-                if nodes[child].parent == node.id and nodes[child].name == name:
+                there = nodes[child]
+                if not there.more or (there.parent == node.id and there.name == name):
                     found[child] = names[name]
         return found
 
@@ -226,6 +227,7 @@ def _keys(
     numbers: dict[object, int] = {}
     number_of = numbers.setdefault
     keys: dict[int, int] = {}
+    key_of = keys.__getitem__
     by_layout = by == "layout"
     # The walk has parents first; backwards, children come first.
     for node in reversed(list(graph.walk())):
@@ -237,7 +239,10 @@ def _keys(
                 key = (key, node.layout, node.mesh, decided.get(node.id), spec.placed)
         else:
             children = node.children
-            key = (node.spec.cls, *children, *_child_keys(node, keys, numbers, ties))
+            below = (
+                _child_keys(node, keys, numbers, ties) if ties else map(key_of, children.values())
+            )
+            key = (node.spec.cls, *children, *below)
             if by_layout and node.props:
                 edited = [(k, v) for k, v in node.props.items() if k.startswith("attributes.")]
                 key = (key, repr(sorted(edited)))
@@ -255,8 +260,6 @@ def _child_keys(
     numbers: dict[object, int],
     ties: Mapping[tuple[int, str], object],
 ) -> list[int]:
-    if not ties:
-        return [keys[child] for child in node.children.values()]
     found: list[int] = []
     for name, child in node.children.items():
         tie = ties.get((node.id, name))

@@ -9,6 +9,7 @@ copy of a graph is a copy of one dictionary.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeAlias, cast
 
@@ -196,6 +197,7 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
+@cache
 def item_size(dtype: str) -> int:
     """Bytes of one element, read off the name of a torch dtype.
 

@@ -84,32 +84,41 @@ def add_up(
     elements = local_bytes = tied = others = 0
     any_layout = False
     shared = below_shared(folded.graph)
-    nodes = folded.graph.nodes
+    nodes, keys = folded.graph.nodes, folded.keys
+    # Nearly all are equal to one before in all that is added up: those are counted first.
+    alike: dict[tuple[object, ...], list[TensorNode]] = {}
     for node_id, index in owner.items():
         node = nodes[node_id]
-        here = sums[index]
-        if node_id in marked:
-            here.marked = True
-        if node_id in warned:
-            here.warned = True
         if isinstance(node, ModuleNode):
             continue
-        here.tensors += 1
+        sums[index].tensors += 1
         if node_id in removed:
             continue
         if node.kind != "parameter":
             others += 1
             continue
-        placing = placer.of(node)
-        _add_parameter(here, node, placing, decisions.get(node_id))
-        tokens[placing.token] += 1
-        any_layout = any_layout or placing.decided
-        if node_id in decisions:
-            passes[decisions[node_id].pass_] += 1
-        dtypes[node.spec.dtype] += 1
-        elements += node.spec.num_elements
-        local_bytes += placing.local_bytes
+        decision = decisions.get(node_id)
+        placed = (node.layout, node.mesh, node.spec.placed)
+        key = (index, keys[node_id], placed, decision and decision.pass_)
+        alike.setdefault(key, []).append(node)
         tied += bool(node.more) or node.parent in shared
+    for same in alike.values():
+        node, count = same[0], len(same)
+        placing, decision = placer.of(node), decisions.get(node.id)
+        _add_parameters(sums[owner[node.id]], node, count, placing, decision)
+        tokens[placing.token] += count
+        any_layout = any_layout or placing.decided
+        if decision is not None:
+            passes[decision.pass_] += count
+        dtypes[node.spec.dtype] += count
+        elements += node.spec.num_elements * count
+        local_bytes += placing.local_bytes * count
+    for node_id in marked:
+        if node_id in owner:
+            sums[owner[node_id]].marked = True
+    for node_id in warned:
+        if node_id in owner:
+            sums[owner[node_id]].warned = True
     _carry_up(folded, sums)
     totals = Totals(
         parameters=tokens.total(),
@@ -130,11 +139,11 @@ def add_up(
     )
 
 
-def _add_parameter(
-    here: GroupSum, node: TensorNode, placing: Placing, decision: Decision | None
+def _add_parameters(
+    here: GroupSum, node: TensorNode, count: int, placing: Placing, decision: Decision | None
 ) -> None:
-    size = node.spec.num_bytes
-    here.parameters += 1
+    size = node.spec.num_bytes * count
+    here.parameters += count
     here.bytes += size
     here.tokens[placing.token] += size
     if not any(placing is known for known in here.placings):
