@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from hpx.errors import InputError, did_you_mean
+from hpx.errors import InputError, TooLargeError, did_you_mean
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.json_file import read_json_object
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 __all__ = ["config_of_values", "graph_from_config", "model_from_config", "model_of_values"]
+
+_COUNTS: Final = re.compile(r"n(um)?_(\w+_)?(layers?|blocks|experts|heads)")
+_MOST: Final = 10_000
 
 
 def graph_from_config(path: Path, shown: str, source: str) -> ModuleGraph:
@@ -67,7 +71,9 @@ def model_of_values(
 
     Raises:
         InputError: transformers is missing or does not know the model, or cannot build it.
+        TooLargeError: It has more layers, experts or heads than any model.
     """
+    _check_counts(values, shown)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -80,6 +86,19 @@ def model_of_values(
             ) from None
         with _quiet_and_offline():
             return _build(dict(values), shown, device, attention)
+
+
+def _check_counts(values: Mapping[str, object], shown: str) -> None:
+    """Refuse a count that would take hours and all of the memory, even without weights."""
+    for name, value in values.items():
+        if isinstance(value, dict):
+            _check_counts(value, shown)
+        elif isinstance(value, int) and value > _MOST and _COUNTS.fullmatch(name):
+            raise TooLargeError(
+                f"the model of {shown} is too large to be built",
+                why=f"{name} is {value:,}, and {_MOST:,} is the most",
+                fix="correct the file, or give package.module:factory",
+            )
 
 
 def config_of_values(values: Mapping[str, object], shown: str) -> PreTrainedConfig:

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -168,9 +169,14 @@ def _with_names(subject: Subject, problem: Problem) -> str:
     """What a problem says, and of what, where it does not say so itself."""
     graph = subject.full_graph
     names = fold_names(graph.path(node) for node in problem.nodes if node in graph.nodes)
-    told = [name for name in names if name and name not in problem.text]
+    told = [name for name in names if name and not _says(problem.text, name)]
     more = f" and {len(told) - _MOST_NAMES} more" if len(told) > _MOST_NAMES else ""
     return f"{', '.join(told[:_MOST_NAMES])}{more}: {problem.text}" if told else problem.text
+
+
+def _says(text: str, name: str) -> bool:
+    """Whether a name stands in a text; ``u`` is not in ``uneven``."""
+    return re.search(rf"(?<![\w.]){re.escape(name)}(?!\.?\w)", text) is not None
 
 
 @dataclass(slots=True)

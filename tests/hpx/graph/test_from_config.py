@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpx.errors import InputError
+from hpx.errors import InputError, TooLargeError
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import TensorNode
 from hpx.graph.sources import open_model
@@ -99,6 +99,14 @@ def test_an_unknown_model_type_is_refused_with_the_nearest_names() -> None:
         InputError, match=r"does not know the model_type 'lama'.*did you mean llama"
     ):
         open_config(model_type="lama")
+
+
+def test_a_count_that_no_model_has_is_refused_before_anything_is_built() -> None:
+    with pytest.raises(TooLargeError, match="num_hidden_layers is 1,000,000,000") as caught:
+        open_config(num_hidden_layers=1_000_000_000)
+    assert caught.value.exit_code == 6
+    with pytest.raises(TooLargeError, match="n_routed_experts is 20,000"):
+        open_config(text_config={"n_routed_experts": 20_000})
 
 
 def test_a_config_without_a_model_type_is_refused() -> None:

@@ -184,6 +184,16 @@ def test_attributes_that_a_pass_changed_are_noted() -> None:
     assert box_of(view_of(graph), "model.layers.0-1.self_attn").notes == ("num_heads 8 -> 2",)
 
 
+def test_a_short_name_is_told_though_its_letters_are_in_the_text(tree: TreeOf) -> None:
+    graph = tree({"u": (5,), "b.w": (2,)})
+    problems = tuple(
+        Problem("warning", (graph.get(name).id,), text, "")
+        for name, text in (("u", "it is uneven"), ("b.w", "b.w: is known"))
+    )
+    view = build_view(Subject(graph, "", problems=problems))
+    assert [finding.text for finding in view.findings] == ["u: it is uneven", "b.w: is known"]
+
+
 def test_an_error_of_the_run_marks_its_parameter_and_comes_before_warnings(tree: TreeOf) -> None:
     graph = tree({"a.w": (2,), "b.w": (2,)}, layouts={"a.w": "R", "b.w": "R"})
     bad = graph.get("b.w").id
