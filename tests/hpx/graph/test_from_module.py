@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn.utils import parametrizations
@@ -19,7 +18,7 @@ from hpx import bundled
 from hpx.errors import InputError
 from hpx.graph.from_module import graph_from_module
 from hpx.graph.graph import ModuleGraph
-from hpx.graph.nodes import ModuleNode, TensorNode
+from tests.hpx.graph.lookups import module, parameter_names, tensor
 
 
 class Tied(nn.Module):
@@ -34,22 +33,6 @@ def fake_ranks() -> Iterator[None]:
     dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
     yield
     dist.destroy_process_group()
-
-
-def tensor(graph: ModuleGraph, path: str) -> TensorNode:
-    node = graph.get(path)
-    assert isinstance(node, TensorNode)
-    return node
-
-
-def module(graph: ModuleGraph, path: str) -> ModuleNode:
-    node = graph.get(path)
-    assert isinstance(node, ModuleNode)
-    return node
-
-
-def parameter_names(graph: ModuleGraph) -> list[list[str]]:
-    return [graph.paths(node.id) for node in graph.parameters()]
 
 
 def test_a_linear_gives_its_class_integers_and_parameters() -> None:
@@ -82,88 +65,6 @@ def test_ids_do_not_depend_on_modules_made_and_freed_before() -> None:
     ]
     assert graphs[0] == graphs[1] == graphs[2]
     assert len({node.id for node in graphs[0].parameters()}) == 200
-
-
-def test_one_parameter_object_under_two_names_is_one_node() -> None:
-    model = Tied()
-    model.head.weight = model.embed.weight
-    assert parameter_names(graph_from_module(model)) == [["embed.weight", "head.weight"]]
-
-
-def test_one_storage_under_two_names_is_one_node() -> None:
-    model = Tied()
-    model.head.weight = nn.Parameter(model.embed.weight.data)
-    assert parameter_names(graph_from_module(model)) == [["embed.weight", "head.weight"]]
-
-
-@pytest.mark.parametrize("share", [True, False])
-def test_meta_tensors_are_tied_only_if_they_share_a_storage(share: bool) -> None:
-    with torch.device("meta"):
-        model = Tied()
-    if share:
-        model.head.weight = nn.Parameter(model.embed.weight.data)
-    names = parameter_names(graph_from_module(model))
-    assert names == (
-        [["embed.weight", "head.weight"]] if share else [["embed.weight"], ["head.weight"]]
-    )
-
-
-def test_a_tied_group_has_one_node_that_both_owners_hold() -> None:
-    model = Tied()
-    model.head.weight = model.embed.weight
-    graph = graph_from_module(model)
-    embed, head = module(graph, "embed"), module(graph, "head")
-    assert embed.children["weight"] == head.children["weight"]
-    assert len(list(graph.parameters())) == 1
-
-
-@pytest.mark.parametrize("first_is_trained", [True, False])
-def test_two_of_one_storage_that_differ_in_requires_grad_are_refused_by_name(
-    first_is_trained: bool,
-) -> None:
-    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
-    first, second = tuple(model.parameters())
-    second.data = first.data
-    first.requires_grad_(first_is_trained)
-    second.requires_grad_(not first_is_trained)
-    trained, frozen = ("0", "1") if first_is_trained else ("1", "0")
-    said = f"'{trained}.weight' and '{frozen}.weight' share one memory, and only the first is"
-    with pytest.raises(InputError, match=said):
-        ModuleGraph.from_module(model)
-
-
-def test_two_frozen_parameters_of_one_storage_are_one_node() -> None:
-    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
-    first, second = tuple(model.parameters())
-    second.data = first.data
-    model.requires_grad_(False)
-    graph = ModuleGraph.from_module(model)
-    assert parameter_names(graph) == [["0.weight", "1.weight"]]
-    assert not tensor(graph, "0.weight").spec.requires_grad
-
-
-def test_a_transposed_view_of_the_same_storage_is_refused() -> None:
-    model = nn.Module()
-    model.a = nn.Linear(4, 6, bias=False)
-    model.b = nn.Linear(6, 4, bias=False)
-    model.b.weight = nn.Parameter(model.a.weight.data.t())
-    with pytest.raises(InputError, match=r"'b\.weight' \[4, 6\] overlaps a part of 'a\.weight'"):
-        graph_from_module(model)
-
-
-def test_a_parameter_that_is_a_part_of_another_is_refused() -> None:
-    model = nn.Module()
-    model.whole = nn.Parameter(torch.zeros(4, 2))
-    model.part = nn.Parameter(model.whole.data[1:3])
-    with pytest.raises(InputError, match=r"bytes 8\.\.24 and 0\.\.32 of one storage"):
-        graph_from_module(model)
-
-
-def test_the_columns_of_one_matrix_are_parameters_of_their_own() -> None:
-    model = nn.Module()
-    fused = torch.zeros(4, 6)
-    model.left, model.right = nn.Parameter(fused[:, :3]), nn.Parameter(fused[:, 3:])
-    assert parameter_names(graph_from_module(model)) == [["left"], ["right"]]
 
 
 def test_fake_tensors_give_the_graph_of_real_ones_but_for_their_class() -> None:
@@ -370,57 +271,6 @@ def test_twelve_experts_stand_in_the_order_of_their_list() -> None:
     model = nn.ModuleList(nn.Linear(1, 1) for _ in range(12))
     children = module(graph_from_module(model), "").children
     assert list(children) == [str(index) for index in range(12)]
-
-
-def compiled(model: nn.Module) -> nn.Module:
-    wrapper = torch.compile(model, backend="eager")
-    assert isinstance(wrapper, nn.Module)
-    return wrapper
-
-
-def test_a_compiled_model_has_the_names_of_the_model() -> None:
-    graph = graph_from_module(compiled(nn.Sequential(nn.Linear(2, 2))))
-    assert parameter_names(graph) == [["0.weight"], ["0.bias"]]
-    assert graph.find("_orig_mod.0.weight") == graph.find("0.weight")
-
-
-def test_the_empty_name_leads_to_what_is_wrapped_as_its_registered_name_does() -> None:
-    graph = ModuleGraph.from_module(compiled(nn.Sequential(nn.Linear(2, 2))))
-    found = graph.find("")
-    assert found is not None
-    assert found == graph.find("_orig_mod")
-    assert graph.module(found).spec.short_cls == "Sequential"
-    assert graph.path(found) == ""
-
-
-def test_a_compiled_model_gives_the_same_graph_each_time() -> None:
-    graphs = [graph_from_module(compiled(nn.Linear(2, 2))) for _ in range(2)]
-    assert graphs[0] == graphs[1]
-
-
-def test_a_checkpointed_layer_has_the_name_of_the_layer() -> None:
-    model = nn.Sequential(checkpoint_wrapper(nn.Linear(2, 2)), nn.Linear(2, 2))
-    graph = graph_from_module(model)
-    assert parameter_names(graph)[0] == ["0.weight"]
-    assert graph.find("0._checkpoint_wrapped_module.weight") == graph.find("0.weight")
-    registered = graph.registered_path(tensor(graph, "0.weight").id)
-    assert model.get_parameter(registered) is next(model.parameters())
-
-
-@pytest.mark.usefixtures("fake_ranks")
-def test_the_prefix_of_data_parallel_models_is_no_part_of_names() -> None:
-    class Mine(nn.parallel.DistributedDataParallel):
-        pass
-
-    graph = graph_from_module(Mine(nn.Linear(2, 2)))
-    assert parameter_names(graph) == [["weight"], ["bias"]]
-    assert graph.find("module.weight") == graph.find("weight")
-
-
-def test_a_module_of_the_name_module_is_kept_if_nothing_wraps_it() -> None:
-    model = nn.Module()
-    model.add_module("module", nn.Linear(2, 2, bias=False))
-    assert parameter_names(graph_from_module(model)) == [["module.weight"]]
 
 
 @pytest.mark.parametrize("depth", [1_200, 5_000])
