@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hpx.graph.graph import ModuleGraph
@@ -184,11 +184,17 @@ def params_from_json(
 ) -> list[Param]:
     """The inverse of `params_to_json`; of the entries at ``places`` alone, if given."""
     out: list[Param] = []
+    whole: dict[int, Param] = {}  # those that others are like: each is read once
     for place in range(len(entries)) if places is None else places:
         entry = entries[place]
-        if "like" in entry:
-            entry = {**entries[entry["like"]], "id": entry["id"], "name": entry["name"]}
-        out.append(Param.from_json(entry))
+        like = entry.get("like")
+        if like is None:
+            out.append(Param.from_json(entry))
+            continue
+        first = whole.get(like)
+        if first is None:
+            first = whole[like] = Param.from_json(entries[like])
+        out.append(replace(first, id=entry["id"], name=entry["name"]))
     return out
 
 
