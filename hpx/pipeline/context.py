@@ -219,8 +219,19 @@ class PassContext:
             options: Its options, JSON-able.
             why: The reason.
             cause: The event that this one follows from.
+
+        Raises:
+            ContractError: It is not one module.
         """
         self._allow("attach")
+        if not isinstance(
+            self._graph.nodes.get(node) if isinstance(node, int) else None, ModuleNode
+        ):
+            raise ContractError(
+                f"attach takes the id of one module, not {node!r}",
+                where=f"pass {self.name}",
+                fix="call it for each module",
+            )
         value: dict[str, object] = {"function": function, "options": options}
         return self._record("attach", [node], None, None, value, why, None, cause)
 

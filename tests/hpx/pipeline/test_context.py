@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -112,6 +113,16 @@ def test_structure_that_the_pass_does_not_declare_is_refused() -> None:
     for edit in edits:
         with pytest.raises(ContractError, match="which it does not declare"):
             edit()
+    assert len(case.log) == 0
+
+
+@pytest.mark.parametrize("what", ["a list", "a parameter", "no node"])
+def test_what_is_not_one_module_has_nothing_attached(what: str) -> None:
+    case = Case()
+    a = case.id("a")
+    node: Any = {"a list": [a], "a parameter": case.id("a.weight"), "no node": 99}[what]
+    with pytest.raises(ContractError, match="attach takes the id of one module, not"):
+        case.ctx.attach(node, "pkg:fn", {}, why="needed")
     assert len(case.log) == 0
 
 
