@@ -72,7 +72,7 @@ class Deriver:
             self.beside.whole,
             self.beside.partial,
             self.widths,
-            columns=frozenset(cut.owner for cut in self.cuts.columns),
+            columns={cut.owner: cut.outputs for cut in self.cuts.columns},
         )
 
     # -- boundaries --------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 from hpx.check.findings import Finding
 from hpx.graph.graph import ModuleGraph
+from hpx.graph.nodes import TensorNode
 from hpx.roles.edges import State, gives, takes, texts
 from hpx.roles.places import of_all_layers
 from hpx.roles.types import Role, Roles
@@ -88,7 +89,30 @@ class _Follower:
             known = [state for state, _ in states]
             if states and None not in known and "S(-1)" not in known:
                 yield self.wrong(layer, states[0][1], known[0])
+        if layer is None and not here:
+            yield from self.over_columns(module, states)
         self.values.append(self.made(module, layer, states, here))
+
+    def over_columns(
+        self, module: int, states: list[tuple[State | None, int]]
+    ) -> Iterator[Finding]:
+        """A norm (or what has one whole value for each column) that is given some of them."""
+        widths = {self.found.columns.get(source) for state, source in states if state == "S(-1)"}
+        for node in self.graph.children(module):
+            if not isinstance(node, TensorNode) or node.kind != "parameter":
+                continue
+            whole = node.layout is None or node.layout.dim("tp") is None
+            if whole and len(node.shape) == 1 and node.shape[0] in widths:
+                source = next(source for state, source in states if state == "S(-1)")
+                name = of_all_layers(self.graph.path(source))
+                yield Finding(
+                    module,
+                    f"it works on all {node.shape[0]} columns of '{name}', and a rank has some",
+                    f"over tp = {self.tp} each has {node.shape[0]} / {self.tp}, and"
+                    f" '{node.name}' is whole; followed along traced dataflow",
+                    f"keep '{name}' whole, and what takes its outputs",
+                )
+                return
 
     def around(self, module: int) -> tuple[list[Role], Role | None]:
         """The regions around a module, from the outside in, and the layer that it stands for."""

@@ -81,7 +81,7 @@ class Roles:
         widths: (module, name, value) of integers by which a colwise layer views its outputs.
         positions: Parameters that are whole and read by a rank for its own positions of a
             sequence, so that every rank has a part of their gradient.
-        columns: Modules with a colwise matrix of their own.
+        columns: Modules with a colwise matrix of their own: its outputs over all ranks.
     """
 
     boundaries: list[Role] = field(default_factory=list)
@@ -90,4 +90,4 @@ class Roles:
     partial: list[int] = field(default_factory=list)
     widths: list[tuple[int, str, int]] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
-    columns: frozenset[int] = frozenset()
+    columns: dict[int, int] = field(default_factory=dict)

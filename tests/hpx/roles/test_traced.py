@@ -56,6 +56,40 @@ class Around(nn.Module):
         return out
 
 
+class Up(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(8, 16, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.up(x)
+        return out
+
+
+class Down(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Linear(16, 8, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down(x)
+        return out
+
+
+class Cousins(nn.Module):
+    """The layers of one mlp in two modules, and a norm over all channels between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = Up()
+        self.norm = nn.LayerNorm(16)
+        self.then = Down()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.then(self.norm(self.first(x)))
+        return out
+
+
 def traced(model: nn.Module, inputs: object = None) -> hpx.ModuleGraph:
     graph = hpx.ModuleGraph.from_module(model)
     assert graph.trace(model, inputs).how == "export"
@@ -81,6 +115,11 @@ def test_a_rowwise_layer_that_gets_the_whole_is_refused_before_it_runs() -> None
 def test_columns_that_leave_a_region_before_the_sum_are_refused() -> None:
     with pytest.raises(hpx.HpxError, match=r"late: it takes R, and what reaches it .* is S\(-1\)"):
         run(Early())
+
+
+def test_a_norm_over_channels_of_which_a_rank_has_some_is_refused() -> None:
+    with pytest.raises(hpx.HpxError, match=r"norm: it works on all 16 columns of 'first\.up'"):
+        run(Cousins())
 
 
 def test_a_model_whose_values_fit_passes() -> None:
