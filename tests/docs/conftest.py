@@ -4,24 +4,29 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from tests.docs.forking import install as install_programs
+
 CHECKOUT = Path(__file__).parents[2]
+FORKING = Path(__file__).with_name("forking.py")
 PLUGIN = CHECKOUT / "tests" / "plugin"
 
 
 class Shell:
-    """Runs commands as a user would: hpx on the PATH, what `sites` hold importable."""
+    """Runs commands as a user would: `programs` on the PATH, what `sites` hold importable."""
 
-    def __init__(self, folder: Path, sites: Sequence[Path] = ()) -> None:
+    def __init__(self, folder: Path, programs: Path, sites: Sequence[Path] = ()) -> None:
         self.folder = folder
         drop = ("PYTHONSAFEPATH", "PYTHONPATH", "COLUMNS", "CLICOLOR_FORCE", "FORCE_COLOR")
         self.environment = {key: value for key, value in os.environ.items() if key not in drop}
         self.environment |= {
-            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+            "PATH": os.pathsep.join(
+                [str(programs), str(Path(sys.executable).parent), os.environ["PATH"]]
+            ),
             "NO_COLOR": "1",
             "PYTHONDONTWRITEBYTECODE": "1",
         }
@@ -51,10 +56,24 @@ def install(project: Path, site: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with hpx and hpx-viz, which share the time of their imports; see `forking`."""
+    folder = tmp_path_factory.mktemp("programs")
+    place = folder / "socket"
+    install_programs(folder / "bin", place)
+    command = [sys.executable, str(FORKING), str(place)]
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **streams, start_new_session=True) as server:  # type: ignore[call-overload]
+        assert server.stdout.readline() == b"ready\n"
+        yield folder / "bin"
+        server.communicate(timeout=60)
+
+
 @pytest.fixture
-def shell(tmp_path: Path) -> Callable[..., Shell]:
+def shell(tmp_path: Path, programs: Path) -> Callable[..., Shell]:
     """Makes a shell in a fresh folder: `shell(site, ...)`."""
-    return lambda *sites: Shell(tmp_path, sites)
+    return lambda *sites: Shell(tmp_path, programs, sites)
 
 
 @pytest.fixture(scope="session")
