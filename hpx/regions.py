@@ -54,7 +54,20 @@ def _layer_above(graph: ModuleGraph, weight: TensorNode) -> int | None:
         return None
     if is_only_layer(graph, owner):
         owner = graph.module(owner.parent)
-    return owner.parent
+    return _around_lora(graph, owner.parent)
+
+
+def _around_lora(graph: ModuleGraph, module: int) -> int:
+    """A module itself; of one in a LoRA layer, or of that layer, the one that it stands in."""
+    above = module
+    for _ in range(3):
+        if above < 0:
+            break
+        if "base_layer" in graph.module(above).children:
+            parent = graph.nodes[above].parent
+            return above if parent < 0 else parent
+        above = graph.nodes[above].parent
+    return module
 
 
 def _cut_kind(graph: ModuleGraph, weight: TensorNode) -> str | None:

@@ -9,6 +9,7 @@ import pytest
 from hpx.graph.graph import ModuleGraph
 from hpx.mesh import MeshSpec
 from hpx.plan import ShardingPlan
+from hpx.regions import partial_gradients
 from hpx.roles import Roles, roles
 from hpx.testing import graph_of
 
@@ -193,11 +194,35 @@ def test_whole_matrices_of_a_lora_layer_have_partial_gradients() -> None:
     )
     made = found(graph)
     assert whats(made) == []
-    assert {graph.path(node) for node in made.partial} == {
+    assert {graph.path(node) for node in {*made.partial, *partial_gradients(graph)}} == {
         "mlp.up.lora_A.default.weight",
         "mlp.down.lora_B.default.weight",
     }
-    assert {graph.path(role.module) for role in made.boundaries} == {"mlp.up", "mlp.down"}
+    assert {graph.path(role.module) for role in made.boundaries} == {"mlp", "mlp.down"}
+
+
+@pytest.mark.parametrize("wrapped", ["q_proj", "v_proj"])
+def test_head_norms_beside_a_lora_layer_have_partial_gradients(wrapped: str) -> None:
+    shapes = {f"attn.{name}.weight": (32, 32) for name in ("q_proj", "k_proj", "v_proj", "o_proj")}
+    del shapes[f"attn.{wrapped}.weight"]
+    lora = f"attn.{wrapped}.lora_A.default.weight"
+    graph = graph_of(
+        {
+            **shapes,
+            f"attn.{wrapped}.base_layer.weight": (32, 32),
+            lora: (2, 32),
+            f"attn.{wrapped}.lora_B.default.weight": (32, 2),
+            "attn.q_norm.weight": (8,),
+        },
+        layouts={
+            **{name: "tp:S(1)" if "o_proj" in name else "tp:S(0)" for name in shapes},
+            f"attn.{wrapped}.base_layer.weight": "tp:S(0)",
+            lora: "R",
+            f"attn.{wrapped}.lora_B.default.weight": "tp:S(0)",
+            "attn.q_norm.weight": "R",
+        },
+    )
+    assert {graph.path(node) for node in partial_gradients(graph)} == {lora, "attn.q_norm.weight"}
 
 
 def test_a_declared_module_that_matches_nothing_is_an_error_with_the_nearest_name() -> None:
