@@ -58,7 +58,8 @@ def fused_problem(
         )
         if why is not None:
             what = "its packed parts cannot be cut like this"
-            return Finding(node.id, what, why, "replicate it, or use another tp")
+            fix = _declared_sizes(declared, node.shape) or "replicate it, or use another tp"
+            return Finding(node.id, what, why, fix)
         return _not_in_order(node, declared, cuts) or _scales_apart(graph, node)
     dims = [dim for dim in packed_dims(graph, node) if dim in cuts]
     if dims:
@@ -75,6 +76,17 @@ def fused_problem(
         f"a plain cut in {cuts[dim]} goes across its parts and {why}",
         "replicate it, or declare how its parts lie under packed: in the plan, for pack-fused",
     )
+
+
+def _declared_sizes(packed: Packed, shape: tuple[int, ...]) -> str | None:
+    """What to declare where the sizes are not those of the dim, but maybe of one repeat."""
+    total = sum(size for _, size in packed.parts)
+    if not -len(shape) <= packed.dim < len(shape) or total == shape[packed.dim]:
+        return None
+    if total * packed.repeat != shape[packed.dim]:
+        return f"declare parts that add up to {shape[packed.dim]}, all repeats together"
+    sizes = ", ".join(f"{name}: {size * packed.repeat}" for name, size in packed.parts)
+    return f"declare the sizes of all {packed.repeat} repeats together: {{{sizes}}}"
 
 
 def _not_in_order(node: TensorNode, packed: Packed, cuts: Mapping[int, int]) -> Finding | None:

@@ -57,8 +57,8 @@ def _undivided(
     bad = {name: value for name, value in counts.items() if value <= 0 or value % size}
     cut = [p for p in attention.projections if p.cut]
     kv = attention.num_kv_heads
-    culprits = [p for p in cut if p.role in ("k", "v")] if kv is not None and kv % size else []
-    culprits = culprits or cut
+    counted = {"q": attention.num_heads, "k": kv, "v": kv}
+    culprits = [p for p in cut if (counted.get(p.role) or 0) % size] or cut
     why = "; ".join(f"{value} % {size} = {value % size} ({name})" for name, value in bad.items())
     others = [f"{value} ({name})" for name, value in counts.items() if name not in bad]
     if others:

@@ -140,6 +140,19 @@ def test_f4_a_layout_that_goes_head_by_head_may_be_cut() -> None:
     assert done.by_name["attn.qkv.weight"].ranges(done.mesh, 1) == ((6, 12), (0, 4))
 
 
+def test_f4_sizes_of_one_repeat_are_refused_with_those_of_all_repeats() -> None:
+    declared = {"dim": 0, "repeat": 2, "parts": {"q": 2, "k": 2, "v": 2}}
+    text = refused(attn(Fused()), fused_plan(declared), "tp=2")
+    assert "declares q 2 + k 2 + v 2 = 6 rows, and dim 0 has 12" in text
+    assert text.endswith("Fix: declare the sizes of all 2 repeats together: {q: 4, k: 4, v: 4}")
+
+
+def test_f4_sizes_that_fit_no_repeat_are_refused_with_their_sum() -> None:
+    declared = {"dim": 0, "repeat": 2, "parts": {"q": 4, "k": 4}}
+    text = refused(attn(Fused()), fused_plan(declared), "tp=2")
+    assert text.endswith("Fix: declare parts that add up to 12, all repeats together")
+
+
 def test_f4_a_layout_of_whole_parts_is_refused_where_nothing_packs_it() -> None:
     """qq kk vv: a plain cut would give rank 0 both q and half of k."""
     declared = {"dim": 0, "parts": {"q": 4, "k": 4, "v": 4}}

@@ -168,3 +168,4 @@ def test_h9_heads_that_do_not_divide_are_caught_from_shapes() -> None:
     assert "attn, rule 1" in text
     assert "q_proj" in text
     assert "6 % 4 = 2 (q heads: q_proj rows / head_dim 8)" in text
+    assert "q_proj, k_proj, v_proj would split a head" in text
