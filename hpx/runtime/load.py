@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -49,10 +50,15 @@ def load_state_dict(model: nn.Module, state: Mapping[str, Tensor], *, strict: bo
     names = _names(applied)
     used: set[str] = set()
     missing: list[str] = []
+    partial: dict[str, list[str]] = {}
     todo: list[tuple[Tensor, Tensor]] = []
     for node in applied.run.graph.parameters():
         found = {id_: _find(state, names[id_], used) for id_ in sources(node.expression)}
         missing += [names[id_][0] for id_, tensor in found.items() if tensor is None]
+        if len(found) > 1 and any(tensor is None for tensor in found.values()):
+            partial.setdefault(_coverage(applied, found), []).append(
+                applied.run.graph.path(node.id)
+            )
         if all(tensor is not None for tensor in found.values()):
             whole = {id_: tensor for id_, tensor in found.items() if tensor is not None}
             todo += _copies(applied, node, whole, names)
@@ -68,7 +74,12 @@ def load_state_dict(model: nn.Module, state: Mapping[str, Tensor], *, strict: bo
         said = {"missing": missing, "unexpected": unexpected}
         raise HpxError(
             "the state dict is not that of the model",
-            why="; ".join(f"{k}: {', '.join(fold_names(v)[:8])}" for k, v in said.items() if v),
+            why="; ".join(
+                [
+                    *(f"{', '.join(fold_names(v)[:8])}: {k}" for k, v in partial.items()),
+                    *(f"{k}: {', '.join(fold_names(v)[:8])}" for k, v in said.items() if v),
+                ]
+            ),
             fix="give the state dict of the unsharded model, or strict=False",
         )
     with torch.no_grad():
@@ -83,6 +94,16 @@ def _names(applied: Applied) -> dict[int, list[str]]:
     for gone, kept in kept_as(applied.run).items():
         names[kept] = [*names[kept], *names[gone]]
     return names
+
+
+def _coverage(applied: Applied, found: Mapping[int, Tensor | None]) -> str:
+    """How much of a stacked parameter is there, in its sources and in their elements."""
+    sizes = {id_: math.prod(applied.run.entry.tensor(id_).shape) for id_ in found}
+    here = [id_ for id_, tensor in found.items() if tensor is not None]
+    return (
+        f"{len(here)} of {len(found)} sources found, "
+        f"{sum(sizes[id_] for id_ in here):,} of {sum(sizes.values()):,} elements"
+    )
 
 
 def _find(state: Mapping[str, Tensor], names: list[str], used: set[str]) -> Tensor | None:
