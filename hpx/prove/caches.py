@@ -24,12 +24,23 @@ def forget(model: nn.Module) -> None:
     Args:
         model: The model; of torch's own classes nothing is emptied.
     """
-    classes = {base for module in model.modules() for base in type(module).__mro__}
+    classes = {base for cls in _classes(model) for base in cls.__mro__}
     own = [cls for cls in classes if not cls.__module__.startswith(("torch.", "builtins"))]
     files = {cls.__module__ for cls in own} & sys.modules.keys()
     for place in (*own, *(sys.modules[name] for name in files)):
         for cache in _caches(list(vars(place).values()), _DEPTH):
             cache()
+
+
+def _classes(model: nn.Module) -> set[type[nn.Module]]:
+    """The classes of all modules; not by ``modules()``, which recurses as deep as they nest."""
+    seen = {model}
+    todo = [model]
+    while todo:
+        inside = [m for m in todo.pop()._modules.values() if m is not None and m not in seen]
+        seen.update(inside)
+        todo += inside
+    return {type(module) for module in seen}
 
 
 def _caches(values: Iterable[object], depth: int) -> Iterator[Callable[[], object]]:

@@ -154,6 +154,12 @@ def test_n6_1200_nested_modules_import_plan_and_explain_without_recursion() -> N
     assert len(done.graph.fold().groups) == 1202
 
 
+def test_n6_a_plan_of_1200_nested_modules_is_derived_without_recursion() -> None:
+    model = nested(1200)
+    (param,) = hpx.run(model, hpx.plan(model, "tp=2"), "tp=2").params
+    assert str(param.layout) == "R"
+
+
 def test_n6_a_run_over_1200_nested_modules_saves_and_loads(tmp_path: object) -> None:
     done = hpx.run(nested(1200), ShardingPlan({"**.weight": CUT}), "tp=2")
     again = hpx.Run.from_json(done.to_json())
