@@ -177,9 +177,9 @@ def _report_uncounted(
     for attention in found:
         nodes = {attention.owner, *(child.id for child in graph.children(attention.owner))}
         if not attention.automatic and attention.head_dim:
-            text = f"{attention.num_heads} query heads" + (
-                f", {attention.num_kv_heads} kv heads" if attention.num_kv_heads else ""
-            )
+            counted = {"query": attention.num_heads, "kv": attention.num_kv_heads}
+            text = ", ".join(f"{n} {kind} heads" for kind, n in counted.items() if n)
+            text = text or f"heads of {attention.head_dim}"
             elsewhere = [
                 (node, name, value)
                 for node, name, value in counts_near(graph, attention)
