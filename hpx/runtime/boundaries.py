@@ -29,7 +29,13 @@ from torch.distributed.tensor import DTensor
 from hpx.errors import HpxError
 from hpx.layout import per_rank_sizes
 from hpx.runtime.around import Call, around, fill
-from hpx.runtime.collectives import Group, columns, gather_last_dim, reduce_from_region
+from hpx.runtime.collectives import (
+    Group,
+    columns,
+    copy_to_region,
+    gather_last_dim,
+    reduce_from_region,
+)
 from hpx.runtime.inputs import Inputs
 from hpx.runtime.journal import Journal
 from hpx.runtime.local import local_part
@@ -133,10 +139,22 @@ class _Rowwise:
         table = module._parameters if self.owner is None else self.owner._parameters
         bias = table.get(self.bias)
         if bias is not None:
-            local = local_part(bias) if isinstance(bias, DTensor) else bias
+            local = self._whole_gradient(bias)
             call.kept = local
             call.swap(table, self.bias, None if self.can_omit else torch.zeros_like(local))
         return None
+
+    def _whole_gradient(self, bias: Tensor) -> Tensor:
+        """The bias as a local tensor; in a stream each rank has a part of its gradient.
+
+        What the layer holds itself is local by now, with its gradient; what a module inside it
+        holds (that of a LoRA layer) is not, as that module is not running yet.
+        """
+        if isinstance(bias, DTensor):
+            return local_part(bias, partial=self.stream is not None)
+        if self.owner is not None and self.stream is not None:
+            return copy_to_region(bias, self.group.group)
+        return bias
 
     def leave(self, _module: nn.Module, call: Call, result: Any) -> Any:
         bias = call.kept

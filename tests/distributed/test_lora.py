@@ -30,8 +30,8 @@ class Adapted(nn.Module):
         return out
 
 
-def projection(adapted: bool) -> nn.Module:
-    layer = nn.Linear(WIDTH, WIDTH, bias=False)
+def projection(adapted: bool, bias: bool) -> nn.Module:
+    layer = nn.Linear(WIDTH, WIDTH, bias=bias)
     return Adapted(layer) if adapted else layer
 
 
@@ -39,7 +39,7 @@ class Attention(nn.Module):
     def __init__(self, adapted: tuple[str, ...]) -> None:
         super().__init__()
         self.q_proj, self.k_proj, self.v_proj, self.o_proj = (
-            projection(name in adapted) for name in PROJECTIONS
+            projection(name in adapted, bias=name == "o_proj") for name in PROJECTIONS
         )
         self.q_norm, self.k_norm = nn.LayerNorm(HEAD), nn.LayerNorm(HEAD)
 
