@@ -224,9 +224,7 @@ class PassContext:
             ContractError: It is not one module.
         """
         self._allow("attach")
-        if not isinstance(
-            self._graph.nodes.get(node) if isinstance(node, int) else None, ModuleNode
-        ):
+        if type(node) is not int or not isinstance(self._graph.nodes.get(node), ModuleNode):
             raise ContractError(
                 f"attach takes the id of one module, not {node!r}",
                 where=f"pass {self.name}",
