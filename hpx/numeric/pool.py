@@ -97,8 +97,15 @@ class Pool:
         self.pids: tuple[int, ...] = ()
         self._nursery: subprocess.Popen[bytes] | None = None
         self._workers: list[Connection] = []
-        self.folder = Path()
+        self._folder: Path | None = None
         self._calls = 0
+
+    @property
+    def folder(self) -> Path:
+        """Where the processes keep their logs; there is none before they start."""
+        if self._folder is None:
+            raise RuntimeError("the processes have not started")
+        return self._folder
 
     def __enter__(self) -> Self:
         return self
@@ -172,7 +179,7 @@ class Pool:
 
     def _spawn(self) -> None:
         atexit.register(self.close)
-        self.folder = Path(tempfile.mkdtemp(prefix="gloo-pool-"))
+        self._folder = Path(tempfile.mkdtemp(prefix="gloo-pool-"))
         pairs = [Pipe() for _ in range(self.size)]
         self._workers = [here for here, _ in pairs]
         fds = [there.fileno() for _, there in pairs]
@@ -219,7 +226,9 @@ class Pool:
             else:
                 os.killpg(nursery.pid, signal.SIGKILL)
                 nursery.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        folder, self._folder = self._folder, None
+        if folder is not None:  # only what this pool has made itself
+            shutil.rmtree(folder, ignore_errors=True)
         atexit.unregister(self.close)
 
     def _replies(self, task: Task, limit: float) -> dict[int, Reply]:

@@ -132,6 +132,18 @@ def test_what_cannot_be_checked_is_one_line(
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize("mesh", ["tp=64", "tp=0", "pp=2,tp=2"])
+def test_a_refused_check_leaves_the_current_folder_as_it_is(
+    mesh: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "work.py").write_text("mine")
+    monkeypatch.chdir(tmp_path)
+    assert main(["check", "hpx.bundled:tiny_llama", "--mesh", mesh]) != 0
+    with pytest.raises(hpx.HpxError):
+        hpx.check("hpx.bundled:tiny_llama", mesh=mesh)
+    assert [path.name for path in tmp_path.iterdir()] == ["work.py"]
+
+
 def test_experts_that_are_cut_on_ep_are_refused_by_name(command: Command) -> None:
     code, _, err = command("hpx.bundled:tiny_moe", "--mesh", "tp=2,ep=2")
     assert code == 2

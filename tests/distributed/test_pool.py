@@ -122,6 +122,32 @@ def small() -> Iterator[Pool]:
         yield pool
 
 
+def test_closing_a_pool_that_never_started_deletes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "work.py").write_text("mine")
+    monkeypatch.chdir(tmp_path)
+    with Pool(2):
+        pass
+    Pool(2).close()
+    assert (tmp_path / "kept" / "work.py").read_text() == "mine"
+
+
+def test_closing_a_pool_twice_deletes_only_what_it_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "work.py").write_text("mine")
+    monkeypatch.chdir(tmp_path)
+    pool = Pool(1)
+    assert pool.run(pid, 1)
+    made = pool.folder
+    pool.close()
+    pool.close()
+    assert not made.exists()
+    assert (tmp_path / "work.py").read_text() == "mine"
+
+
 def test_results_come_in_rank_order(gloo: Pool) -> None:
     assert gloo.run(rank_and_size, 4) == [(0, 4), (1, 4), (2, 4), (3, 4)]
 
