@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,14 +14,6 @@ from hpx.tools import cli, viz
 from hpx.tools._interrupts import Interrupts
 
 MODEL = "hpx.bundled:tiny_llama"
-
-
-@pytest.fixture(autouse=True)
-def _hears_interrupts() -> Iterator[None]:
-    """A shell starts what it runs in the background deaf to interrupts, these tests too."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 def interrupt() -> None:
