@@ -138,10 +138,10 @@ def test_bloom_divides_the_counts_of_its_attention_and_logs_those_above() -> Non
     assert "not on the attention module or its children" in str(done.explain("transformer.h.0"))
 
 
-def test_falcon_with_one_kv_head_in_its_fused_projection_waits_for_packing() -> None:
+def test_falcon_with_one_kv_head_in_its_fused_projection_is_refused_by_its_part() -> None:
     model = build("falcon", "FalconForCausalLM", SIZES)
     declared = {"dim": 0, "parts": {"q": 64, "k": 8, "v": 8}}
-    with pytest.raises(HpxError, match="goes across them"):
+    with pytest.raises(HpxError, match=r"part k has 1 head of 8 rows, and 4 ranks cannot share"):
         run(model, {"**.query_key_value.weight": COL},
             packed={"**.query_key_value.weight": declared})  # fmt: skip
 
