@@ -77,7 +77,7 @@ browser:
 
 pytest: $(VENV)/installed browser
 	@echo "== tests"
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
