@@ -15,7 +15,8 @@ from pathlib import Path, PurePosixPath
 from typing import Final, cast
 
 from hpx._text import counted, printable
-from hpx.errors import HpxError, InputError, UnsafeInputError
+from hpx.errors import HpxError, InputError
+from hpx.graph.beside import check_links, check_names
 from hpx.graph.from_names import NamedTensor, graph_from_names
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.hints import config_values
@@ -186,15 +187,11 @@ def _weight_map(path: Path, shown: str) -> dict[str, str]:
 
 
 def _check_files(folder: Path, files: list[str], shown: str) -> None:
+    check_names(files, shown)
+    check_links(folder, files, shown)
     for file in files:
-        parts = PurePosixPath(file.replace("\\", "/"))
-        if parts.is_absolute() or ".." in parts.parts or "\0" in file:
-            raise UnsafeInputError(
-                f"refused {shown}",
-                why=f"it names {file!r}, which is not in its folder",
-                fix="an index may name files beside it only",
-            )
-        if parts.suffix != ".safetensors" and parts.suffix not in TORCH_SUFFIXES:
+        suffix = PurePosixPath(file.replace("\\", "/")).suffix
+        if suffix != ".safetensors" and suffix not in TORCH_SUFFIXES:
             raise InputError(f"{shown} names {file!r}", why="that is no .safetensors or .bin file")
     missing = [file for file in files if not (folder / file).is_file()]
     if missing:
