@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import builtins
-import json
 import logging
 from pathlib import Path
 
@@ -9,10 +8,13 @@ import pytest
 
 from hpx.errors import InputError, TooLargeError
 from hpx.graph.graph import ModuleGraph
-from hpx.graph.nodes import TensorNode
 from hpx.graph.sources import open_model
+from tests.hpx.graph.lookups import tensor
+from tests.hpx.graph.saving import save_json
 
 transformers = pytest.importorskip("transformers")
+
+pytestmark = pytest.mark.usefixtures("in_the_folder")
 
 LLAMA = {
     "model_type": "llama",
@@ -28,34 +30,23 @@ LLAMA = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 def open_config(**changes: object) -> ModuleGraph:
     values = {key: value for key, value in {**LLAMA, **changes}.items() if value is not None}
-    Path("config.json").write_text(json.dumps(values))
+    save_json("config.json", values)
     return open_model("config.json")
-
-
-def weight(graph: ModuleGraph, path: str) -> TensorNode:
-    node = graph.get(path)
-    assert isinstance(node, TensorNode)
-    return node
 
 
 def test_a_config_gives_the_model_with_its_classes_on_meta() -> None:
     graph = open_config()
     assert graph.has_structure
     assert graph.module(graph.root).spec.short_cls == "LlamaForCausalLM"
-    query = weight(graph, "model.layers.1.self_attn.q_proj.weight")
+    query = tensor(graph, "model.layers.1.self_attn.q_proj.weight")
     assert (query.shape, query.spec.device) == ((16, 16), "meta")
     assert graph.source == "config:config.json"
 
 
 def test_the_dtype_is_that_of_the_config() -> None:
-    assert weight(open_config(), "lm_head.weight").spec.dtype == "bfloat16"
+    assert tensor(open_config(), "lm_head.weight").spec.dtype == "bfloat16"
 
 
 def test_the_head_counts_are_hints() -> None:
