@@ -4,24 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from hpx.errors import HpxError
 from hpx.graph import ModuleGraph
-from hpx.passes.shard_params import ShardParams
 from hpx.plan import ShardingPlan
-from hpx.testing import graph_of, run_pass
-
-CONV1D = "transformers.pytorch_utils.Conv1D"
-
-
-def refused(before: ModuleGraph, plan: ShardingPlan, mesh: str = "tp=2") -> str:
-    with pytest.raises(HpxError) as caught:
-        run_pass(ShardParams(), before, plan=plan, mesh=mesh)
-    return str(caught.value)
+from hpx.testing import graph_of
+from tests.passes.sharding import CONV1D, layouts, refused, shard
 
 
 def sharded(before: ModuleGraph, plan: ShardingPlan, mesh: str = "tp=2") -> dict[str, str]:
-    graph = run_pass(ShardParams(), before, plan=plan, mesh=mesh).graph
-    return {graph.path(node.id): str(node.layout) for node in graph.parameters()}
+    return layouts(shard(before, plan, mesh))
 
 
 def cutting(layout: dict[str, str], *names: str, **declared: object) -> ShardingPlan:
