@@ -187,7 +187,11 @@ class GraphSide:
 
     @cached_property
     def params(self) -> Sequence[Param]:
-        return [_param(self.graph, node) for node in self.graph.parameters()]
+        graph = self.graph
+        return [
+            Param.of(graph, node, node.layout or _placed(node), None, graph)
+            for node in graph.parameters()
+        ]
 
     @cached_property
     def by_name(self) -> Mapping[str, Param]:
@@ -222,28 +226,6 @@ class GraphSide:
 
     def __str__(self) -> str:
         return f"{self.graph.source or 'a model'} ({counted(len(self.params), 'parameter')})"
-
-
-def _param(graph: ModuleGraph, node: TensorNode) -> Param:
-    names = graph.paths(node.id)
-    return Param(
-        id=node.id,
-        name=names[0],
-        aliases=tuple(names[1:]),
-        kind=node.kind,
-        shape=node.shape,
-        dtype=node.spec.dtype,
-        requires_grad=node.spec.requires_grad,
-        layout=node.layout or _placed(node),
-        mesh=node.mesh,
-        local_shape=node.shape,
-        bytes=node.spec.num_bytes,
-        local_bytes=node.spec.num_bytes,
-        lineage=None,
-        rule=None,
-        events=(),
-        reduce=(),
-    )
 
 
 def _placed(node: TensorNode) -> Layout | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -105,6 +106,58 @@ class Param:
             tuple(value["reduce"]),
         )
 
+    @classmethod
+    def of(
+        cls,
+        graph: ModuleGraph,
+        node: TensorNode,
+        layout: Layout | None,
+        mesh: MeshSpec | None,
+        entry: ModuleGraph,
+        *,
+        rule: Rule | None = None,
+        events: tuple[int, ...] = (),
+        reduce: tuple[str, ...] = (),
+    ) -> Param:
+        """The record of a parameter node with a layout that its graph need not have.
+
+        Args:
+            graph: The graph of the node.
+            node: The node.
+            layout: The layout, or None.
+            mesh: The mesh; None where it is not known, and a piece is told as large as the whole.
+            entry: The graph of the original tensors.
+            rule: The rule that decided the layout.
+            events: The seqs of the events that name it.
+            reduce: Axes over which its gradient must be summed.
+        """
+        names = graph.paths(node.id)
+        local, view = node.shape, node.mesh
+        if layout is not None and mesh is not None:
+            on = mesh.view_of(layout)
+            view = on.name
+            if layout.shards:
+                local = local_shape(node.shape, layout, on.sizes, on.coordinate(0))
+        made = node.expression
+        return cls(
+            id=node.id,
+            name=names[0],
+            aliases=tuple(names[1:]),
+            kind=node.kind,
+            shape=node.shape,
+            dtype=node.spec.dtype,
+            requires_grad=node.spec.requires_grad,
+            layout=layout,
+            mesh=view,
+            local_shape=local,
+            bytes=node.spec.num_bytes,
+            local_bytes=math.prod(local) * item_size(node.spec.dtype),
+            lineage=None if isinstance(made, Source) else describe(made, entry.path),
+            rule=rule,
+            events=events,
+            reduce=reduce,
+        )
+
     def ranges(self, mesh: MeshSpec, rank: int) -> tuple[Range, ...]:
         """What a rank holds, as a range of indices in every dim."""
         layout = self.layout or REPLICATED
@@ -116,36 +169,16 @@ def param_of(
     graph: ModuleGraph, node: TensorNode, mesh: MeshSpec, log: Provenance, entry: ModuleGraph
 ) -> Param:
     """The record of one parameter node."""
-    layout = node.layout
-    names = graph.paths(node.id) if node.more or node.lineage is None else [graph.path(node.id)]
-    local = node.shape
-    if layout is not None and layout.shards:
-        view = mesh.view_of(layout)
-        local = local_shape(node.shape, layout, view.sizes, view.coordinate(0))
-    elements = 1
-    for size in local:
-        elements *= size
     events = log.of(node.id)
-    made = node.expression
-    lineage = None if isinstance(made, Source) else describe(made, entry.path)
+    rules = (e.rule for e in reversed(events) if e.kind == "set" and e.key == "layout")
     reduce = node.props.get("reduce", ())
-    return Param(
-        id=node.id,
-        name=names[0],
-        aliases=tuple(names[1:]),
-        kind=node.kind,
-        shape=node.shape,
-        dtype=node.spec.dtype,
-        requires_grad=node.spec.requires_grad,
-        layout=layout,
-        mesh=node.mesh,
-        local_shape=local,
-        bytes=node.spec.num_bytes,
-        local_bytes=elements * item_size(node.spec.dtype),
-        lineage=lineage,
-        rule=next(
-            (e.rule for e in reversed(events) if e.kind == "set" and e.key == "layout"), None
-        ),
+    return Param.of(
+        graph,
+        node,
+        node.layout,
+        mesh,
+        entry,
+        rule=next(rules, None),
         events=tuple(event.seq for event in events),
         reduce=tuple(reduce) if isinstance(reduce, tuple) else (),
     )

@@ -6,16 +6,14 @@ say by themselves, on the graph as far as the passes before the refusal could br
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hpx.errors import HpxError, LayoutError, ManyErrors, UsageError, did_you_mean
 from hpx.graph.graph import ModuleGraph
-from hpx.graph.nodes import TensorNode, item_size
-from hpx.layout import Layout, local_shape
-from hpx.lineage import Source, describe
+from hpx.graph.nodes import TensorNode
+from hpx.layout import Layout
 from hpx.mesh import MeshSpec
 from hpx.params import Param
 from hpx.passes.shard_params import ShardParams
@@ -243,28 +241,7 @@ def _said(
         layout = None if decision is None else _possible(decision, mesh, node)
         if layout is not None and _is_idle(layout, mesh):
             rule = layout = None
-        local = node.shape if layout is None else _local(node.shape, layout, mesh)
-        names = graph.paths(node.id)
-        yield Param(
-            id=node.id,
-            name=names[0],
-            aliases=tuple(names[1:]),
-            kind=node.kind,
-            shape=node.shape,
-            dtype=node.spec.dtype,
-            requires_grad=node.spec.requires_grad,
-            layout=layout,
-            mesh=None if layout is None else mesh.view_of(layout).name,
-            local_shape=local,
-            bytes=node.spec.num_bytes,
-            local_bytes=math.prod(local) * item_size(node.spec.dtype),
-            lineage=None
-            if isinstance(node.expression, Source)
-            else describe(node.expression, entry.path),
-            rule=rule,
-            events=(),
-            reduce=(),
-        )
+        yield Param.of(graph, node, layout, mesh, entry, rule=rule)
 
 
 def _possible(decision: Decision, mesh: MeshSpec, node: TensorNode) -> Layout | None:
@@ -281,11 +258,6 @@ def _is_idle(layout: Layout, mesh: MeshSpec) -> bool:
     """Whether the mesh on which a parameter lives has one rank, so that it is left as it is."""
     axis = "ep" if mesh.view_of(layout).name == "expert" else "tp"
     return mesh.size(axis, 1) == 1
-
-
-def _local(shape: tuple[int, ...], layout: Layout, mesh: MeshSpec) -> tuple[int, ...]:
-    view = mesh.view_of(layout)
-    return local_shape(shape, layout, view.sizes, view.coordinate(0))
 
 
 def _finding_lines(findings: Iterable[HpxError]) -> Iterator[str]:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from hpx.errors import HpxError, InputError, PlanError, UsageError
 from hpx.graph import ModuleGraph
@@ -64,6 +65,22 @@ def test_a_run_leaves_the_graph_that_it_was_given(moe_graph: ModuleGraph, moe_ru
 def test_one_parameter_is_the_same_as_in_the_list(moe: Run) -> None:
     for param in moe.params:
         assert moe.param(param.id) == param
+
+
+def test_a_stacked_parameter_has_every_name_of_a_shared_container() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.ModuleDict({"experts": nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])})
+            self.b = self.a
+
+    graph = ModuleGraph.from_module(Twice())
+    done = run(graph, ShardingPlan(default="replicate"), "dp=2,ep=2", "stack-experts")
+    names = [(param.name, param.aliases) for param in done.params]
+    assert names == [
+        ("a.experts.weight", ("b.experts.weight",)),
+        ("a.experts.bias", ("b.experts.bias",)),
+    ]
 
 
 def test_a_parameter_that_is_gone_has_no_record(moe: Run) -> None:
