@@ -40,8 +40,13 @@ _BESIDE: Final = (
     *("maximum", "minimum"),
 )
 """Operations that put two tensors of one shape together."""
-_ALL: Final = frozenset(["mean", "sum", "max", "min", "any", "all", "median", "prod", "norm"])
-"""Those that go over everything if no dim is named."""
+_ALL: Final = frozenset(
+    [
+        *("mean", "sum", "prod", "amax", "amin", "max", "min", "any", "all", "median", "argmax"),
+        *("argmin", "var", "std", "var_mean", "std_mean", "norm", "linalg_vector_norm", "roll"),
+    ]
+)
+"""Those that go over everything if no dim is named, or None is."""
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -125,8 +130,7 @@ def _touches(name: str, given: Mapping[str, Any], x: Tensor, own: int) -> bool:
         return len(indices) > 1 and indices[1] is not None and indices[0] is None
     dims = given.get("dim", given.get("dims"))
     if dims is None or dims == []:
-        whole = name in _ALL and "dim" not in given and "dims" not in given
-        return whole or name in ("roll", "linalg_vector_norm", "amax", "amin")
+        return name in _ALL
     if isinstance(dims, int):
         dims = [dims]
     if not all(isinstance(dim, int) for dim in dims) or 1 not in {dim % x.dim() for dim in dims}:

@@ -256,6 +256,9 @@ class Told(Model):
 MIXES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "a mean over the tokens": lambda x, _: x - x.mean(1, keepdim=True),
     "a mean over everything": lambda x, _: x - x.mean(),
+    "a sum over no dim in particular": lambda x, _: x - x.sum(None),
+    "a deviation over everything": lambda x, _: x / x.std(),
+    "the place of the largest": lambda x, _: x + x.argmax(),
     "a shift": lambda x, _: x.roll(1, 1),
     "a padded shift": lambda x, _: nn.functional.pad(x, (0, 0, 1, -1)),
     "the first token": lambda x, _: x + x[:, :1],
