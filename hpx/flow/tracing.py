@@ -123,6 +123,7 @@ def traced_symbolically(model: nn.Module) -> Points:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """What torch logs, prints and warns of while it tries is no news for the user."""
+    before = logging.root.manager.disable  # a program may have turned off some levels itself
     logging.disable(logging.CRITICAL)
     try:
         with (
@@ -133,7 +134,7 @@ def quiet() -> Iterator[None]:
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(logging.NOTSET)
+        logging.disable(before)
 
 
 def short(error: BaseException) -> str:

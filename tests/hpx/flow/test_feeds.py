@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -215,3 +216,13 @@ def test_a_parameter_that_another_module_reads_leaves_from_its_owner() -> None:
     operators = [Operator("w", (), owner="a"), Operator("y", ("w",), "top")]
     operators += [Operator("z", ("y",), "b", is_call=True)]
     assert points_of(operators, ["a", "b"]) == [("a", ()), ("b", (0,))]
+
+
+def test_tracing_leaves_the_levels_that_a_program_does_not_log() -> None:
+    before = logging.root.manager.disable
+    logging.disable(logging.INFO)
+    try:
+        traced(Mlp())
+        assert logging.root.manager.disable == logging.INFO
+    finally:
+        logging.disable(before)
