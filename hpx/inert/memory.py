@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Callable
 from typing import Final
 
-from hpx.errors import InputError, TooLargeError
-from hpx.graph.overlap import View, overlap_error, overlaps
+from hpx.errors import InputError
+from hpx.graph.claims import Claims
+from hpx.graph.overlap import View
 from hpx.inert.dtypes import ITEM_SIZES
 from hpx.inert.values import Tensor
 
 __all__ = ["Memory", "local_part"]
-
-_MOST_COMPARED: Final = 1_000_000
 
 
 class Memory:
     """Tensors by the storage that they stand on."""
 
     def __init__(self) -> None:
-        # Nearly every storage has one tensor: for 100,000 of them nothing more is made.
-        self._first: dict[str, tuple[int, Tensor]] = {}
-        self._shared: dict[str, _Shared] = {}
-        self._compared = 0
+        self._claims: Final[Claims[Tensor]] = Claims(_view)
         # Nearly all tensors lie as others do: elements from the first to the last.
         self._reaches: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
 
@@ -36,14 +31,7 @@ class Memory:
     ) -> int | None:
         """Find the tensor that is this very view of this very memory, or remember this one.
 
-        Args:
-            number: What the tensor is remembered under if it is the first.
-            tensor: What to look for.
-            place: Owner and name of the tensor; for the error, ``name_of`` makes a name of it.
-            name_of: Gives the name of a number or a place, for the error.
-
-        Returns:
-            The number of the earlier tensor; None where there is none.
+        See `Claims.claim`.
 
         Raises:
             InputError: The tensor overlaps a part of an earlier one, or reaches behind the end of
@@ -55,33 +43,7 @@ class Memory:
         if storage is None or local.strides is None:
             return None
         self.check(local, place, name_of)
-        first = self._first.get(storage.key)
-        if first is None:
-            self._first[storage.key] = (number, tensor)
-            return None
-        shared = self._shared.get(storage.key)
-        if shared is None:
-            shared = self._shared[storage.key] = _Shared()
-            shared.add(first[0], first[1])
-        view = _view(local)
-        same = shared.numbers.get(view)
-        if same is not None:
-            return same
-        near = shared.near(view)
-        self._compared += len(near)
-        if self._compared > _MOST_COMPARED:
-            raise TooLargeError(
-                f"too many tensors lie in between each other, '{name_of(*place)}' among them",
-                why=f"more than {_MOST_COMPARED:,} pairs on shared storages",
-                fix="give each tensor its own memory (clone it) before saving",
-            )
-        for earlier in near:
-            other, whole = shared.views[earlier], shared.tensors[earlier]
-            if overlaps(view, other):
-                named = (name_of(*place), name_of(earlier))
-                raise overlap_error(view, other, named, (tensor.shape, whole.shape))
-        shared.add(number, tensor)
-        return None
+        return self._claims.claim(storage.key, number, tensor, place, name_of)
 
     def check(self, tensor: Tensor, place: tuple[int, str], name_of: Callable[..., str]) -> None:
         """Refuse a tensor that reaches behind the end of its storage.
@@ -108,33 +70,6 @@ class Memory:
             )
 
 
-class _Shared:
-    """The different views of one storage."""
-
-    def __init__(self) -> None:
-        self.numbers: Final[dict[View, int]] = {}
-        self.views: Final[dict[int, View]] = {}
-        self.tensors: Final[dict[int, Tensor]] = {}
-        self._starts: Final[list[tuple[int, int]]] = []
-        self._widest = 0
-
-    def add(self, number: int, tensor: Tensor) -> None:
-        view = _view(local_part(tensor))
-        start, stop = view.extent
-        self.numbers[view] = number
-        self.views[number] = view
-        self.tensors[number] = tensor
-        insort(self._starts, (start, number))
-        self._widest = max(self._widest, stop - start)
-
-    def near(self, view: View) -> list[int]:
-        """Those that can overlap a view, the first added first."""
-        start, stop = view.extent
-        begin = bisect_left(self._starts, (start - self._widest, -1))
-        end = bisect_left(self._starts, (stop, -1))
-        return sorted(number for _, number in self._starts[begin:end])
-
-
 def local_part(tensor: Tensor) -> Tensor:
     """The tensor that has the memory: a DTensor's local part, else itself."""
     if tensor.storage is None and tensor.extra is not None:
@@ -145,6 +80,6 @@ def local_part(tensor: Tensor) -> Tensor:
 
 
 def _view(tensor: Tensor) -> View:
-    storage = tensor.storage
-    start = storage.start if storage is not None else 0
-    return View(tensor.shape, tensor.strides or (), start + tensor.offset, tensor.dtype)
+    local = local_part(tensor)
+    start = local.storage.start if local.storage is not None else 0
+    return View(local.shape, local.strides or (), start + local.offset, local.dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpx.errors import InputError, TooLargeError
-from hpx.inert import memory
+from hpx.graph import claims
 from hpx.inert.memory import Memory
 from hpx.inert.values import Storage, Tensor
 
@@ -32,7 +32,7 @@ def test_columns_of_one_matrix_are_apart() -> None:
 def test_too_many_tensors_in_between_each_other_are_too_large(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(memory, "_MOST_COMPARED", 20)
+    monkeypatch.setattr(claims, "_MOST_COMPARED", 20)
     with pytest.raises(TooLargeError, match="lie in between each other"):
         claim_columns(20)
 
