@@ -67,12 +67,20 @@ def distance(found: Tensor, expected: Tensor, scale: float | None = None) -> flo
 
 
 def deviations(found: Mapping[Key, Tensor], expected: Mapping[Key, Tensor]) -> list[Deviation]:
-    """One for each tensor of ``found``, in its order."""
+    """One for each tensor that either side has; those of other data than ``found`` has left out.
+
+    Args:
+        found: What the sharded model gave.
+        expected: What the unsharded one gave, for the data of all ranks.
+    """
     gradients = [float(x.abs().max()) for k, x in expected.items() if k.kind == "gradient"]
     floor = _ROUNDING * max(gradients, default=0.0)
     made = []
     for key, value in found.items():
-        other = expected[key]
+        other = expected.get(key)
+        if other is None:
+            made.append(Deviation(key, math.inf, 0.0, "the unsharded model does not give it"))
+            continue
         scale = float(other.abs().max()) if other.numel() else 0.0
         note = ""
         if value.shape != other.shape:
@@ -83,6 +91,11 @@ def deviations(found: Mapping[Key, Tensor], expected: Mapping[Key, Tensor]) -> l
         else:
             by = distance(value, other)
         made.append(Deviation(key, by, scale, note))
+    batches = {key.batch for key in found if key.kind == "loss"}
+    for key in expected:
+        mine = key.kind not in ("output", "loss") or key.batch in batches
+        if mine and key not in found:
+            made.append(Deviation(key, math.inf, 0.0, "the sharded model does not give it"))
     return made
 
 

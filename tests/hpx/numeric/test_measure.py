@@ -27,3 +27,23 @@ def test_a_gradient_of_rounding_alone_is_measured_against_the_largest() -> None:
     assert "rounding" in by_name["bias"].note
     found[small] = torch.tensor([0.5])
     assert largest(deviations(found, expected))["gradient"].by == 0.25
+
+
+def test_what_one_side_alone_gives_is_infinitely_far_and_says_so() -> None:
+    one = torch.ones(1)
+    logits, loss = Key("output", "logits", 1), Key("loss", "", 1)
+    expected = {logits: one, loss: one}
+    found = {loss: one, Key("output", "extra", 1): one}
+    notes = {each.key.name: each.note for each in deviations(found, expected) if each.by}
+    assert notes == {
+        "extra": "the unsharded model does not give it",
+        "logits": "the sharded model does not give it",
+    }
+
+
+def test_outputs_of_the_data_of_other_ranks_are_not_missed() -> None:
+    one = torch.ones(1)
+    expected = {Key(kind, "", batch): one for kind in ("output", "loss") for batch in (0, 1)}
+    expected[Key("gradient", "weight")] = one
+    found = {key: value for key, value in expected.items() if key.kind == "gradient" or key.batch}
+    assert [each.by for each in deviations(found, expected)] == [0.0] * 3
