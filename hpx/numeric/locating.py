@@ -84,7 +84,7 @@ def _is_plain_column(graph: ModuleGraph, weight: TensorNode) -> bool:
     """Whether a layer's outputs are cut, one rank's beside the next one's."""
     if weight.layout is None or weight.lineage is not None or len(weight.shape) != 2:
         return False
-    if getattr(weight, "order", None) is not None:  # packed: its rows are in another order
+    if weight.order is not None:  # packed: its rows are in another order
         return False
     return weight.layout.dim("tp") == output_dim(graph, weight)
 

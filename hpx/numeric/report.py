@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -55,11 +56,16 @@ class Figure:
             "kind": self.kind,
             "tensors": self.tensors,
             "wrong": self.wrong,
-            "largest": self.by,
+            "largest": _number(self.by),
             "name": self.name,
             "rank": self.rank,
             "note": self.note,
         }
+
+
+def _number(by: float) -> float | None:
+    """What JSON can say: it has no infinity, as where a shape is another one."""
+    return by if math.isfinite(by) else None
 
 
 class Decision(NamedTuple):
@@ -112,7 +118,7 @@ class Blame:
             "class": self.cls,
             "direction": self.direction,
             "what": self.what,
-            "by": self.by,
+            "by": None if self.by is None else _number(self.by),
             "parameters": list(self.parameters),
             "passes": list(self.passes),
             "events": [

@@ -24,6 +24,7 @@ __all__ = ["source_of"]
 
 _SMALL: Final = {"hpx.bundled:moe_671b": "hpx.bundled:tiny_moe"}
 """Bundled models that are too large to run, and the small ones of their families."""
+_GIVE: Final = "give the config.json of a model of transformers, or package.module:factory"
 _WEIGHTS: Final = "a check builds the model with random weights, and a checkpoint has no code"
 
 
@@ -107,11 +108,11 @@ def _config(
     path = Path(text)
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file():
-        raise InputError(f"{text} has no config.json", why=_WEIGHTS)
+        raise InputError(f"{text} has no config.json", why=_WEIGHTS, fix=_GIVE)
     values: Mapping[str, Any] = read_json_object(file, text)
     if "model_type" not in values:
         raise InputError(
-            f"{text} is no configuration of a model", why="it names no model_type", fix=_WEIGHTS
+            f"{text} is no configuration of a model", why="it names no model_type", fix=_GIVE
         )
     name = text
     if shrunk is not False:

@@ -230,8 +230,6 @@ class Deriver:
             "cut the matrix that follows on its inputs, or replicate it",
         )
 
-    # -- whole tensors inside regions --------------------------------------------------------
-
     def _add(self, role: Role) -> None:
         self.found[role.module] = role
 

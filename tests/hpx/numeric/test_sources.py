@@ -1,0 +1,23 @@
+"""What a person names as the model of a check."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpx.errors import InputError
+from hpx.mesh import MeshSpec
+from hpx.numeric.sources import source_of
+
+
+@pytest.mark.parametrize("text", [None, "{}"])
+def test_a_folder_without_a_configuration_of_a_model_is_told_what_to_give(
+    text: str | None, tmp_path: Path
+) -> None:
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    with pytest.raises(InputError) as caught:
+        source_of(tmp_path, MeshSpec.parse("tp=2"), None, None, None, in_place=False)
+    assert caught.value.fix is not None
+    assert caught.value.fix.startswith("give the config.json of a model")
