@@ -59,7 +59,7 @@ def fully_shard(
         HpxError: Nothing was applied to the model, or this was done already, or its parameters are
             local for good, or tied parameters would fall into two groups.
         MeshError: The mesh has no data axis, or one that is given is not cut from the mesh on which
-            a parameter lives.
+            a parameter lives; or an ep group holds a part of a data rank.
     """
     applied = _applied(applied)
     _refuse_permanent(applied)
@@ -73,6 +73,7 @@ def fully_shard(
     if "expert" in groups.values():
         meshes["expert"] = expert_mesh or _data_mesh(applied, "expert")
         _check_mesh(applied, "expert", meshes["expert"])
+        _check_shares(applied, meshes)
     # Inner groups first: a group takes what the groups inside it have left.
     for name in sorted(groups, key=lambda name: -name.count(".")):
         view = groups[name]
@@ -274,6 +275,25 @@ def _check_mesh(applied: Applied, view: str, mesh: DeviceMesh) -> None:
         fix=f"leave {'mesh' if view == 'dense' else 'expert_mesh'}= out, and each part gets the "
         "data axis of its own mesh",
     )
+
+
+def _check_shares(applied: Applied, meshes: dict[str, DeviceMesh]) -> None:
+    """Refuse ep groups that hold all of one data rank and a part of another.
+
+    Their experts see some batches more often than others, which no division makes good.
+    """
+    batches, replicas = meshes["dense"].size(), meshes["expert"].size()
+    if batches % replicas and replicas % batches:
+        spec = applied.meshes.spec
+        ep = spec.size("ep")
+        sizes = spec.dense.sizes.items()
+        inner = math.prod(size for axis, size in sizes if axis not in (*_DENSE_AXES, "pp"))
+        raise MeshError(
+            f"on {spec} an ep group holds a part of a data rank",
+            why=f"a data rank has {inner} ranks, and an ep group {ep}: experts would see some"
+            " batches more often than others",
+            fix=f"use an ep that divides {inner}, or is a multiple of it",
+        )
 
 
 def _root(mesh: DeviceMesh) -> DeviceMesh:

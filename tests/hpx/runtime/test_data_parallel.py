@@ -1,0 +1,29 @@
+"""What ``hpx.fully_shard`` refuses, on one rank of a fake group."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import hpx
+from hpx.errors import MeshError
+from tests.hpx.runtime.conftest import FakeGroup
+
+SPREAD = hpx.ShardingPlan(params={"experts.weight": {"ep": "S(0)"}}, default="replicate")
+
+
+def mixture(number: int) -> nn.Module:
+    model = nn.Module()
+    model.experts = nn.Module()
+    model.experts.weight = nn.Parameter(torch.zeros(number, 4, 4))
+    return model
+
+
+def test_an_ep_group_that_holds_a_part_of_a_data_rank_is_refused(fake_group: FakeGroup) -> None:
+    fake_group(0, 6)
+    passes = "@default, shard-params{nothing=allow}"
+    applied = hpx.apply(mixture(3), SPREAD, "dp=3,tp=2,ep=3", passes)
+    with pytest.raises(MeshError, match=r"a data rank has 2 ranks, and an ep group 3") as caught:
+        hpx.fully_shard(applied)
+    assert caught.value.fix == "use an ep that divides 2, or is a multiple of it"
