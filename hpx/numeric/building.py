@@ -30,6 +30,8 @@ __all__ = [
     "Source",
     "built_of",
     "choose_attention",
+    "made",
+    "refuse_meta",
     "twins",
 ]
 
@@ -187,9 +189,9 @@ def twins(source: Source, attention: str | None = None) -> tuple[Built, nn.Modul
     Raises:
         HpxError: It cannot be built, or has no weights.
     """
-    first, second = _made(source, attention), _made(source, attention)
+    first, second = made(source, attention), made(source, attention)
     model = first.model
-    _refuse_meta(model, source.name)
+    refuse_meta(model, source.name)
     with torch.no_grad():
         _move(model)
         values = [*model.parameters(), *model.buffers()]
@@ -200,7 +202,16 @@ def twins(source: Source, attention: str | None = None) -> tuple[Built, nn.Modul
     return first, second.model
 
 
-def _made(source: Source, attention: str | None) -> Built:
+def made(source: Source, attention: str | None) -> Built:
+    """The model as a check runs it: from one seed, in float64 and eval mode, without a cache.
+
+    Args:
+        source: Where it comes from.
+        attention: An implementation of attention to choose.
+
+    Raises:
+        HpxError: It cannot be built.
+    """
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
         torch.manual_seed(_SEED)
@@ -214,7 +225,12 @@ def _made(source: Source, attention: str | None) -> Built:
     return Built(built.model.double().eval(), built.inputs, built.loss)
 
 
-def _refuse_meta(model: nn.Module, name: str) -> None:
+def refuse_meta(model: nn.Module, name: str) -> None:
+    """Refuse a model without values.
+
+    Raises:
+        InputError: A parameter or buffer is on the meta device.
+    """
     for path, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.is_meta:
             raise InputError(

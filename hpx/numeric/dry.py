@@ -33,7 +33,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from hpx.errors import UsageError
-from hpx.numeric.building import Source, choose_attention
+from hpx.numeric.building import Source, choose_attention, made
 from hpx.numeric.dry_boundaries import Boundaries, WrongError, shown
 from hpx.numeric.failing import ModuleFailedError, attempt
 from hpx.numeric.feeding import given_inputs, inputs_of, tensors_in
@@ -225,16 +225,10 @@ def _fake_group(size: int) -> Iterator[None]:
 def _model(
     source: Source, attention: str | None, subject: Subject
 ) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
-    built = source.build()
-    model = built.model.double().eval()
-    if attention is not None:
-        choose_attention(model, attention)
-    elif hasattr(model, "set_attn_implementation"):
+    built = made(source, attention)
+    model = built.model
+    if attention is None and hasattr(model, "set_attn_implementation"):
         choose_attention(model, "eager")  # DTensor has rules for what it is made of
-    for module in model.modules():
-        config: Any = getattr(module, "config", None)
-        if config is not None and getattr(config, "use_cache", False):
-            config.use_cache = False
     given = subject.case.inputs if subject.case.inputs is not None else built.inputs
     args, kwargs = given_inputs(given) if given is not None else inputs_of(model, 0)
     return model, args, kwargs

@@ -12,7 +12,16 @@ from hpx.errors import InputError, PlanError, UsageError
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.json_file import read_json_object
 from hpx.mesh import MeshSpec
-from hpx.numeric.building import Built, Config, Factory, Function, Pickled, Source, choose_attention
+from hpx.numeric.building import (
+    Built,
+    Config,
+    Factory,
+    Function,
+    Pickled,
+    Source,
+    choose_attention,
+    refuse_meta,
+)
 from hpx.numeric.pool import reference
 from hpx.numeric.shrinking import Shrunk, shrink
 from hpx.plan import ShardingPlan
@@ -135,13 +144,7 @@ def _of_source(
     model = source.build().model
     if attention is not None:
         choose_attention(model, attention)
-    for name, parameter in model.named_parameters():
-        if parameter.is_meta:
-            raise InputError(
-                f"{name} of {source.name} is on the meta device",
-                why="it has no weights to compute with",
-                fix="name a factory that builds a small model on the CPU",
-            )
+    refuse_meta(model, source.name)
     kind = "factory" if isinstance(source, Factory) else "module"
     return source, graph_from_module(model, source=f"{kind}:{source.name}"), plan
 

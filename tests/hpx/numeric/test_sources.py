@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from hpx.errors import InputError
 from hpx.mesh import MeshSpec
@@ -21,3 +23,14 @@ def test_a_folder_without_a_configuration_of_a_model_is_told_what_to_give(
         source_of(tmp_path, MeshSpec.parse("tp=2"), None, None, None, in_place=False)
     assert caught.value.fix is not None
     assert caught.value.fix.startswith("give the config.json of a model")
+
+
+def half_on_meta() -> nn.Module:
+    model = nn.Linear(2, 2)
+    model.register_buffer("mask", torch.ones(2, device="meta"))
+    return model
+
+
+def test_a_model_without_values_is_refused_before_any_process_starts() -> None:
+    with pytest.raises(InputError, match="mask of half_on_meta is on the meta device"):
+        source_of(half_on_meta, MeshSpec.parse("tp=2"), None, None, None, in_place=False)
