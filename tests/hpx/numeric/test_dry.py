@@ -14,28 +14,7 @@ import hpx
 from hpx.numeric.dry import DryReport, validate
 from hpx.numeric.preparing import prepare
 from hpx.tools.cli import main
-
-CUT = {"**.up.weight": {"tp": "S(0)"}, "**.down.weight": {"tp": "S(1)"}}
-
-
-class Mlp(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = nn.Linear(8, 16, bias=False)
-        self.side = nn.Linear(8, 16, bias=False)
-        self.down = nn.Linear(16, 8, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down(torch.relu(self.up(x)))
-        return out
-
-
-class TakesTheWrongOne(Mlp):
-    """The weights pair, and the code uses another one."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down(torch.relu(self.side(x)))
-        return out
+from tests.hpx.pairs import CUT, Around, Mlp, TakesTheWrongOne
 
 
 class TakesTheMean(Mlp):
@@ -65,19 +44,9 @@ class DependsOnData(Mlp):
         return self.down(up + len(torch.nonzero(up)))  # type: ignore[no-any-return]
 
 
-class Outer(nn.Module):
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.mlp = inner
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = x + self.mlp(x)
-        return out
-
-
 def report(inner: nn.Module, pipeline: str = "@run") -> DryReport:
     plan = hpx.ShardingPlan(CUT, default="replicate")
-    return validate(prepare(Outer(inner), plan, "tp=2", pipeline, inputs=torch.randn(2, 3, 8)))
+    return validate(prepare(Around(inner), plan, "tp=2", pipeline, inputs=torch.randn(2, 3, 8)))
 
 
 def test_a_model_whose_layouts_fit() -> None:
@@ -140,7 +109,7 @@ def test_nothing_of_the_fake_group_is_left() -> None:
 
 
 def test_the_given_model_stays_as_it_is() -> None:
-    model = Outer(Mlp())
+    model = Around(Mlp())
     before = [id(parameter) for parameter in model.parameters()]
     plan = hpx.ShardingPlan(CUT, default="replicate")
     validate(prepare(model, plan, "tp=2", inputs=torch.randn(2, 3, 8)))
@@ -156,14 +125,14 @@ def test_the_given_model_stays_as_it_is() -> None:
 )
 def test_what_has_no_boundaries_is_refused(mesh: str, pipeline: str, why: str) -> None:
     plan = hpx.ShardingPlan(CUT, default="replicate")
-    subject = prepare(Outer(Mlp()), plan, mesh, pipeline, inputs=torch.randn(2, 3, 8))
+    subject = prepare(Around(Mlp()), plan, mesh, pipeline, inputs=torch.randn(2, 3, 8))
     with pytest.raises(hpx.UsageError, match=why):
         validate(subject)
 
 
 def test_a_process_group_that_runs_is_left_alone() -> None:
     plan = hpx.ShardingPlan(CUT, default="replicate")
-    subject = prepare(Outer(Mlp()), plan, "tp=2", inputs=torch.randn(2, 3, 8))
+    subject = prepare(Around(Mlp()), plan, "tp=2", inputs=torch.randn(2, 3, 8))
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
     try:
         with pytest.raises(hpx.UsageError, match="has a real one already"):

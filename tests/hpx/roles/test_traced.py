@@ -8,29 +8,7 @@ from torch import Tensor, nn
 
 import hpx
 from hpx.bundled import tiny_llama, tiny_moe
-
-CUT = {"**.up.weight": {"tp": "S(0)"}, "**.down.weight": {"tp": "S(1)"}}
-
-
-class Mlp(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = nn.Linear(8, 16, bias=False)
-        self.side = nn.Linear(8, 16, bias=False)
-        self.down = nn.Linear(16, 8, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down(torch.relu(self.up(x)) * self.side.weight.sum())
-        return out
-
-
-class TakesTheWrongOne(Mlp):
-    """The weights pair, and the code uses another one."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.up(x)
-        out: Tensor = self.down(torch.relu(self.side(x)))
-        return out
+from tests.hpx.pairs import CUT, Around, Mlp, TakesTheWrongOne
 
 
 class Early(nn.Module):
@@ -43,16 +21,6 @@ class Early(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.late(self.mlp.up(x)[..., :8]) + self.mlp(x)
-        return out
-
-
-class Around(nn.Module):
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.mlp = inner
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = x + self.mlp(x)
         return out
 
 
