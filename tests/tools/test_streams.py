@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-PROGRAM = "import sys; from hpx.tools.cli import main; sys.exit(main())"
+from tests.tools.commands import LLAMA, PROGRAM, program_of
+
 VIZ = "import sys; from hpx.tools.viz import main; sys.exit(main())"
-LLAMA = "hpx.bundled:tiny_llama"
 
 PLAN = """\
 version: 1
@@ -28,10 +27,6 @@ def make():
     model.register_parameter("größe", nn.Parameter(nn.Linear(4, 4).weight))
     return model
 """
-
-
-def program_of(code: str, *arguments: object) -> list[str]:
-    return [sys.executable, "-P", "-c", code, *map(str, arguments)]
 
 
 def shell(command: list[str], redirection: str) -> subprocess.CompletedProcess[str]:
