@@ -33,6 +33,8 @@ _ALONG: Final = (
     *("softmax", "log_softmax", "logsumexp", "cumsum", "cumprod", "cummax", "cummin"),
     *("logcumsumexp", "sort", "argsort", "topk", "kthvalue", "flip", "roll", "select", "slice"),
     *("constant_pad_nd", "cat", "index", "index_select", "split", "split_with_sizes", "unbind"),
+    *("gather", "scatter", "scatter_add", "index_add", "index_copy", "index_fill", "unfold"),
+    *("transpose", "permute", "bmm", "baddbmm"),
 )
 """Operations that do not work position by position, if their dim is that of positions."""
 _BESIDE: Final = (
@@ -127,8 +129,15 @@ def _touches(name: str, given: Mapping[str, Any], x: Tensor, own: int) -> bool:
         return any(given["pad"][2:4])
     if name == "index":
         indices = list(given["indices"])
-        return len(indices) > 1 and indices[1] is not None and indices[0] is None
-    dims = given.get("dim", given.get("dims"))
+        return len(indices) > 1 and indices[1] is not None
+    if name in ("bmm", "baddbmm"):  # rows of the second matrices are summed over
+        second = given.get("mat2", given.get("batch2"))
+        return isinstance(second, Tensor) and _is_stream(second, own)
+    if name == "permute":  # where positions are in another dim, they are not seen any more
+        return bool(given["dims"][1] % x.dim() != 1)
+    if name == "transpose":
+        return 1 in {given["dim0"] % x.dim(), given["dim1"] % x.dim()}
+    dims = given.get("dim", given.get("dims", given.get("dimension")))
     if dims is None or dims == []:
         return name in _ALL
     if isinstance(dims, int):

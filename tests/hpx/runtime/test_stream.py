@@ -264,6 +264,12 @@ MIXES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "the first token": lambda x, _: x + x[:, :1],
     "the last token": lambda x, _: x + x[:, -1].unsqueeze(1),
     "tokens by number": lambda x, _: x + x[:, torch.tensor([0])],
+    "the last token of each row": lambda x, _: x + x[torch.arange(2), -1].unsqueeze(1),
+    "gathered tokens": lambda x, _: x + x.gather(1, torch.zeros(2, 1, 4, dtype=torch.int64)),
+    "windows of tokens": lambda x, _: x + x.unfold(1, 2, 1).mean((1, 3)).unsqueeze(1),
+    "a mean over the last dim of another layout": lambda x, _: x - x.mT.mean(-1).unsqueeze(1),
+    "attention without weights": lambda x, _: torch.softmax(x @ x.mT, -1) @ x,
+    "a product that sums over tokens": lambda x, _: torch.ones(2, x.shape[1], x.shape[1]) @ x,
     "a softmax over tokens": lambda x, _: x.softmax(1),
     "the whole embedding": lambda x, first: x + first,
     "a row for each position": lambda x, first: x * first[0],
@@ -287,6 +293,8 @@ POINTWISE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "some features": lambda x, _: x + x[..., :1] + x[:, :, -1:],
     "one flat list of tokens": lambda x, _: (x.flatten(0, 1) * 2).view_as(x),
     "all positions": lambda x, _: x[:, :].clone(),
+    "a product with one matrix for each row": lambda x, _: x @ torch.ones(2, 4, 4),
+    "features in another order": lambda x, _: x[..., torch.arange(4).flip(0)],
 }
 
 
