@@ -15,6 +15,7 @@ __all__ = [
     "is_projection",
     "is_projection_name",
     "layer_weight",
+    "lora_layer",
     "output_dim",
     "role_of",
     "role_of_name",
@@ -106,6 +107,18 @@ def is_only_layer(graph: ModuleGraph, module: ModuleNode) -> bool:
         child.id == module.id or not _has_parameters(graph, child.id)
         for child in graph.children(grand.id)
     )
+
+
+def lora_layer(graph: ModuleGraph, owner: int) -> int:
+    """The LoRA layer that the owner of a matrix belongs to, or the owner itself."""
+    above = graph.nodes[owner].parent
+    for _ in range(3):  # lora_A, a ModuleDict, stands in the layer, and a Linear in it
+        if above < 0:
+            break
+        if "base_layer" in graph.module(above).children:
+            return above
+        above = graph.nodes[above].parent
+    return owner
 
 
 def _has_parameters(graph: ModuleGraph, module: int) -> bool:

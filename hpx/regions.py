@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import ModuleNode, TensorNode
-from hpx.projections import is_only_layer, is_projection, output_dim
+from hpx.projections import is_only_layer, is_projection, lora_layer, output_dim
 
 __all__ = ["modules_around", "partial_gradients", "regions"]
 
@@ -54,20 +54,9 @@ def _layer_above(graph: ModuleGraph, weight: TensorNode) -> int | None:
         return None
     if is_only_layer(graph, owner):
         owner = graph.module(owner.parent)
-    return _around_lora(graph, owner.parent)
-
-
-def _around_lora(graph: ModuleGraph, module: int) -> int:
-    """A module itself; of one in a LoRA layer, or of that layer, the one that it stands in."""
-    above = module
-    for _ in range(3):
-        if above < 0:
-            break
-        if "base_layer" in graph.module(above).children:
-            parent = graph.nodes[above].parent
-            return above if parent < 0 else parent
-        above = graph.nodes[above].parent
-    return module
+    layer = lora_layer(graph, owner.id)
+    above = graph.nodes[layer].parent
+    return layer if above < 0 else above
 
 
 def _cut_kind(graph: ModuleGraph, weight: TensorNode) -> str | None:

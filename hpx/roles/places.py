@@ -10,7 +10,7 @@ from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import ModuleNode, TensorNode
 from hpx.heads import attention_at
 from hpx.plan.boundary import Boundary
-from hpx.projections import is_projection, layer_weight, output_dim
+from hpx.projections import is_projection, layer_weight, lora_layer, output_dim
 from hpx.roles.types import Cut
 
 __all__ = ["Places", "of_all_layers", "relative"]
@@ -74,14 +74,7 @@ class Places:
 
     def layer(self, owner: int) -> int:
         """The LoRA layer around the owner of a matrix, or the owner itself."""
-        above = owner
-        for _ in range(3):
-            above = self.graph.nodes[above].parent
-            if above < 0:
-                break
-            if "base_layer" in self.graph.module(above).children:
-                return above
-        return owner
+        return lora_layer(self.graph, owner)
 
     def takes(self, row: Cut, column: Cut) -> bool:
         """Whether a rowwise layer takes the outputs of a colwise layer that is near it."""
