@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, TypeGuard
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,18 +26,24 @@ _CONFIG_KEYS = (
     "alibi",
     "is_encoder_decoder",
 )
+_MOST_BITS: Final = 64
 _PLANS = (("tp_plan", "_tp_plan"), ("ep_plan", "_ep_plan"))
 
 
 def config_values(config: Mapping[str, object]) -> dict[str, int | str]:
     """The plain values of a model's configuration; of its text part where the whole has none."""
     inner = config.get("text_config")
-    values = dict(config_values(inner)) if isinstance(inner, Mapping) else {}
-    for key in _CONFIG_KEYS:
-        value = config.get(key)
-        if isinstance(value, (int, str)):
-            values[key] = value
+    values: dict[str, int | str] = {}
+    for part in (inner, config):
+        if isinstance(part, Mapping):
+            found = ((key, part.get(key)) for key in _CONFIG_KEYS)
+            values.update((key, value) for key, value in found if _is_plain(value))
     return values
+
+
+def _is_plain(value: object) -> TypeGuard[int | str]:
+    """Whether it is text, or a number that is no absurd one."""
+    return isinstance(value, str) or (isinstance(value, int) and value.bit_length() <= _MOST_BITS)
 
 
 def hints_of(model: nn.Module) -> dict[str, object]:

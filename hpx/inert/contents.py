@@ -28,6 +28,8 @@ def mapping_of(value: object) -> Mapping[object, object] | None:
         return None
     if value.mapping is None and value.items:
         value.mapping = _from_pairs(value.items)
+        if value.mapping is None:
+            value.items = []  # many may share it, and nobody needs to go through it again
     args = value.args
     if value.mapping is None and type(args) is tuple and len(args) == 2 and type(args[1]) is dict:
         return args[1]  # what copyreg._reconstructor makes of a subclass of dict

@@ -39,11 +39,9 @@ def placed_as(tensor: Tensor) -> Placed | None:
     sizes = _mesh_sizes(mesh)
     if sizes is None or len(sizes) != len(placements):
         return None
-    names = _first(mesh, "_mesh_dim_names", "mesh_dim_names")
-    if not isinstance(names, tuple) or len(names) != len(sizes):
-        names = tuple(f"axis{number}" for number in range(len(sizes)))
+    names = _axis_names(mesh, len(sizes))
     return tuple(
-        (str(name), size, _placement(placement))
+        (name, size, _placement(placement))
         for name, size, placement in zip(names, sizes, placements, strict=True)
     )
 
@@ -90,6 +88,15 @@ def piece_text(name: str, shape: tuple[int, ...], piece: Piece, others: int) -> 
     ]
     more = f", and parts of {others:,} more" if others else ""
     return f"this file is one rank's piece ({who}): {' and '.join(parts)} of '{name}'{more}"
+
+
+def _axis_names(mesh: Object, count: int) -> tuple[str, ...]:
+    found = _first(mesh, "_mesh_dim_names", "mesh_dim_names")
+    if isinstance(found, tuple) and len(found) == count:
+        names = tuple(name for name in found if type(name) is str)
+        if len(names) == count:
+            return names
+    return tuple(f"axis{number}" for number in range(count))
 
 
 def _mesh_sizes(mesh: Object) -> tuple[int, ...] | None:

@@ -317,18 +317,23 @@ def _hints(model: Object) -> dict[str, object]:
     hints: dict[str, object] = {}
     config = model.field("config")
     states = config.states if isinstance(config, Object) else []
-    values = config_values(_texts(states[0])) if states else {}
+    values = config_values(_named(states[0])) if states else {}
     if values:
         hints["config"] = values
     tied = mapping_of(model.field("all_tied_weights_keys"))
     if tied and values.get("tie_word_embeddings", True):
-        hints["tied"] = [[str(source), str(name)] for name, source in _texts(tied).items()]
+        hints["tied"] = [[source, name] for name, source in _texts_of(tied).items()]
     for key, attribute in (("tp_plan", "_tp_plan"), ("ep_plan", "_ep_plan")):
-        plan = _texts(mapping_of(model.field(attribute)) or {})
+        plan = _texts_of(mapping_of(model.field(attribute)) or {})
         if plan:
-            hints[key] = {pattern: str(style) for pattern, style in plan.items()}
+            hints[key] = plan
     return hints
 
 
-def _texts(mapping: Mapping[object, object]) -> dict[str, object]:
+def _named(mapping: Mapping[object, object]) -> dict[str, object]:
     return {key: value for key, value in mapping.items() if type(key) is str}
+
+
+def _texts_of(mapping: Mapping[object, object]) -> dict[str, str]:
+    # Other values are left out rather than printed: they may be nested without end.
+    return {key: value for key, value in _named(mapping).items() if type(value) is str}

@@ -18,6 +18,7 @@ __all__ = ["call_of", "storage_from"]
 
 _MOST_DIMS: Final = 64
 _LARGEST: Final = 1 << 63
+_MOST_OF_PARAMETER: Final = 4
 
 Args = tuple[object, ...]
 
@@ -124,6 +125,8 @@ def _from_numpy(args: Args) -> Tensor:
 
 
 def _parameter(args: Args) -> object:
+    if len(args) > _MOST_OF_PARAMETER:  # to copy many, time and again, fills the memory
+        raise DamagedError("a parameter is made of too many values")
     data, grad, _, *state = args
     if type(data) is not Tensor:
         return Object(None, args)
