@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from hpx.errors import InputError, UsageError
@@ -11,15 +12,24 @@ from hpx.errors import InputError, UsageError
 __all__ = ["check_writable", "read_text", "write_bytes", "write_text"]
 
 
-def check_writable(path: Path) -> None:
+def check_writable(path: Path, inputs: Iterable[str | None] = ()) -> None:
     """Refuse a place that cannot be written before the work is done, not after it.
 
+    Args:
+        path: The place.
+        inputs: What is read for it, which is not to be lost; None stands for nothing.
+
     Raises:
-        UsageError: It is a folder, or there is no folder for it, or none that may be written.
+        UsageError: It is a folder or one of the inputs, or there is no folder for it, or none that
+            may be written.
     """
     try:
         if path.is_dir():
             why = "it is a folder"
+        elif path.is_file() and any(_is_file(given, path) for given in inputs):
+            raise UsageError(
+                f"cannot write {path}", why="it is what is read", fix="give -o another name"
+            )
         elif path.exists():
             return  # whether it may be replaced is for its folder to say; a device is written
         elif not path.parent.is_dir():
@@ -79,6 +89,13 @@ def write_bytes(path: Path, data: bytes) -> Path:
     except OSError as error:
         raise UsageError(f"cannot write {path}", why=error.strerror) from None
     return path
+
+
+def _is_file(given: str | None, path: Path) -> bool:
+    try:
+        return given is not None and path.samefile(given)
+    except (OSError, ValueError):  # it is no file: package.module:factory
+        return False
 
 
 def _umask() -> int:

@@ -74,15 +74,15 @@ def request_of(plan: str, mesh: str | None) -> tuple[ShardingPlan, MeshSpec]:
     return sharding, spec
 
 
-def check_writable(output: str | None) -> None:
-    """Refuse a place that cannot be written before the work is done, not after it."""
+def check_writable(output: str | None, *inputs: str | None) -> None:
+    """Refuse a place that cannot be written, or is read, before the work is done, not after it."""
     if output is None:
         return
     from pathlib import Path
 
     from hpx import _files
 
-    _files.check_writable(Path(output))
+    _files.check_writable(Path(output), inputs)
 
 
 def wrote(output: str | None) -> None:

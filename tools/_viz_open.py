@@ -46,23 +46,13 @@ def open_target(
         if mesh is not None:
             raise UsageError("--mesh needs a plan", fix="add --plan plan.yaml")
         return _open_model(text, progress, strict, trust_pickle, dataflow)
-    from hpx.mesh import MeshSpec
-    from hpx.plan import ShardingPlan
+    from hpx.tools._arguments import request_of
 
-    sharding = ShardingPlan.from_file(plan)
-    spec = mesh or sharding.mesh
-    if spec is None:
-        raise UsageError(
-            "there is no mesh",
-            why=f"{plan} names none",
-            fix="give --mesh such as dp=4,tp=8, or write mesh: in the plan",
-        )
-    parsed = MeshSpec.parse(spec)
-    sharding.check_mesh(parsed)
+    sharding, spec = request_of(plan, mesh)
     from hpx.run import run
 
     graph = _open_model(text, progress, strict, trust_pickle, dataflow)
-    return run(graph, sharding, parsed, progress=progress.step)
+    return run(graph, sharding, spec, progress=progress.step)
 
 
 def _open_model(

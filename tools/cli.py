@@ -90,7 +90,7 @@ def run_command(
 
     This is a dry run: no weight is read and no tensor is touched.
     """
-    check_writable(output)
+    check_writable(output, model, plan)
     sharding, spec = request_of(plan, mesh)
     from hpx.pipeline.textform import as_passes, format_pipeline
 
@@ -296,7 +296,7 @@ def plan_command(
         raise UsageError("--filter and --all are for the table", fix="give --check plan.yaml")
     if check is not None and from_tp_plan is not None:
         raise UsageError("--check and --from-tp-plan ask different things", fix="give one of them")
-    check_writable(output)
+    check_writable(output, model, check, from_tp_plan)
     if check is None:
         _plan.write(model, mesh, from_tp_plan, output, json=json)
     else:
@@ -359,7 +359,7 @@ def check_command(
     difference the first module that differs is named, forward or backward, with the decisions that
     led to it, and the exit code is 1. Weights are random; nothing is fetched.
     """
-    check_writable(output)
+    check_writable(output, model, plan)
     from hpx.pipeline.textform import as_passes
     from hpx.tools import _numeric
 

@@ -177,7 +177,7 @@ def viz(
     from hpx.tools._progress import Progress
     from hpx.tools._viz_open import open_other, open_target
 
-    chosen = _format(output, format, opens=opens)
+    chosen = _format(output, format, (target, plan, diff), opens=opens)
     conditions = parse_conditions(fail_on)
     options = Options(
         step=step,
@@ -233,7 +233,9 @@ def viz(
         raise typer.Exit(_FOUND)
 
 
-def _format(output: str | None, given: Format | None, *, opens: bool) -> Format:
+def _format(
+    output: str | None, given: Format | None, inputs: tuple[str | None, ...], *, opens: bool
+) -> Format:
     """The format, and a refusal of what cannot be written before the work is done."""
     from hpx._files import check_writable
     from hpx.errors import UsageError
@@ -247,7 +249,7 @@ def _format(output: str | None, given: Format | None, *, opens: bool) -> Format:
         return given or "text"
     path = Path(output)
     chosen = given or format_of(path)
-    check_writable(path)
+    check_writable(path, inputs)
     return chosen
 
 
