@@ -27,6 +27,10 @@ _NEEDS_LOCALIZE = (
     "it holds {name}, a DTensor ({layout}), and is called with plain tensors, which torch does not"
     " mix: localize is missing from the pipeline"
 )
+_NEEDS_CUT = (
+    "it holds {name}, whole and with its rows in the order of {pieces} ranks: shard-params, which"
+    " cuts it, is missing from the pipeline"
+)
 _NEEDS_DISPATCH = (
     "it holds experts {name}, spread over ep ({layout}), and tokens are not exchanged:"
     " a pass that dispatches them is missing (keep experts whole to compute with them)"
@@ -46,6 +50,10 @@ def localize(model: nn.Module, run: Run, meshes: Meshes, journal: Journal) -> No
             values = {"name": run.graph.path(node.id), "layout": str(node.layout)}
             for owner, _ in _places(run, node):
                 at_rest.setdefault(owner, _NEEDS_LOCALIZE.format(**values))
+        if node.order is not None and node.layout is None:
+            values = {"name": run.graph.path(node.id), "pieces": str(node.order.pieces)}
+            for owner, _ in _places(run, node):
+                refusals.setdefault(owner, _NEEDS_CUT.format(**values))
         if mode not in ("forward", "permanent"):
             continue
         permanent = permanent or mode == "permanent"

@@ -107,7 +107,7 @@ def _foreign(path: str, why: str = "there is no such name") -> PassError:
 def parameters_to_build(run: Run) -> Iterator[TensorNode]:
     """The parameters of the final graph that differ from the model's own: cut, or derived."""
     for node in run.graph.parameters():
-        if node.layout is not None or node.lineage is not None:
+        if node.layout is not None or node.lineage is not None or node.order is not None:
             yield node
 
 

@@ -15,6 +15,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import hpx
 from hpx import HpxError, ShardingPlan
 from hpx.bundled import tiny_llama, tiny_moe
+from hpx.errors import NotRunnableError
 
 PACKED = ShardingPlan(
     {"qkv.weight": {"tp": "S(0)"}},
@@ -130,6 +131,16 @@ def test_a_model_that_nothing_was_applied_to_is_refused() -> None:
 def test_a_model_without_memory_is_refused() -> None:
     with pytest.raises(HpxError, match="on the meta device"):
         hpx.load_state_dict(applied(Fused().to("meta")), state())
+
+
+def test_rows_that_are_reordered_and_not_cut_keep_their_values_and_do_not_compute() -> None:
+    model = Fused()
+    model.load_state_dict(state())
+    applied(model, pipeline="pack-fused")
+    assert torch.equal(hpx.state_dict(model)["qkv.weight"], state()["qkv.weight"])
+    with pytest.raises(NotRunnableError, match="order of 2 ranks: shard-params"):
+        model.qkv(torch.ones(1, 4))
+    assert torch.equal(hpx.restore(model).qkv.weight, state()["qkv.weight"])  # type: ignore[union-attr, arg-type]
 
 
 def test_source_info_has_the_order_of_a_packed_dim() -> None:
