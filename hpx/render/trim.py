@@ -45,7 +45,7 @@ def fit(view: View, max_nodes: int, max_depth: int | None = None) -> View:
     while depth < limit and total + levels[depth + 1] <= max_nodes:
         depth += 1
         total += levels[depth]
-    if depth < limit and total < max_nodes // 4:
+    if depth < 0 or (depth < limit and total < max_nodes // 4):
         return _cut_short(trim(view, depth + 1), max_nodes)
     return trim(view, depth)
 

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from hpx import bundled
 from hpx.graph import GraphBuilder, ModuleGraph, ModuleSpec, TensorSpec
 from hpx.graph.edit import set_key
@@ -256,6 +258,16 @@ def test_what_stands_out_is_kept_when_a_level_is_cut_short(tree: TreeOf) -> None
     assert cut.num_nodes == 20
     assert "p499" in {row.label for row in cut.rows()}
     assert cut.boxes[0].hidden_rows == 481
+
+
+@pytest.mark.parametrize("budget", [1, 2, 3, 7])
+def test_a_budget_too_small_for_the_top_box_and_its_rows_leaves_the_box(
+    budget: int, tree: TreeOf
+) -> None:
+    for shapes in ({f"p{i}": (2,) for i in range(9)}, {"p": (2,), "q": (2,), "a.b.w": (3,)}):
+        cut = fit(view_of(tree(shapes)), budget)
+        assert cut.boxes[0].depth == 0
+        assert 1 <= cut.num_nodes <= budget
 
 
 def test_n6_1200_nested_modules_make_a_view(tree: TreeOf) -> None:
