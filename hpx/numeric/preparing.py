@@ -20,7 +20,6 @@ from hpx.run import Run, run
 if TYPE_CHECKING:
     from torch import nn
 
-    from hpx.graph.graph import ModuleGraph
     from hpx.numeric.building import Source
     from hpx.numeric.ranks import Case
     from hpx.numeric.worker import Reference
@@ -92,6 +91,7 @@ def prepare(
     Raises:
         HpxError: Whatever stands in the way.
     """
+    from hpx.derive.proved import proved_plan
     from hpx.numeric.ranks import Case
     from hpx.numeric.sources import source_of
 
@@ -103,10 +103,10 @@ def prepare(
         given.check_mesh(spec)
     passes = as_passes(pipeline)
     here = in_place(spec)
-    source, graph, given = source_of(model, spec, given, shrink, attention, in_place=here)
-    sharding = given
-    if sharding is None:
-        sharding = _derived(source, graph, spec, inputs)
+    named = source_of(model, spec, given, shrink, attention, in_place=here)
+    source, graph, sharding = named.source, named.graph, named.plan
+    if sharding is None:  # as hpx plan writes it
+        sharding = proved_plan(graph, spec, named.model, named.inputs if inputs is None else inputs)
     done = run(graph, sharding, spec, passes)
     refuse_errors(done)
     _check_size(done)
@@ -126,17 +126,6 @@ def prepare(
     )
     classes = {graph.path(node.id): node.spec.short_cls for node in graph.modules()}
     return Subject(done, case, classes)
-
-
-def _derived(source: Source, graph: ModuleGraph, mesh: MeshSpec, inputs: object) -> ShardingPlan:
-    """The plan that ``hpx plan`` writes for a model."""
-    from hpx.derive.proved import proved_plan
-    from hpx.numeric.building import Config
-
-    if isinstance(source, Config):
-        return proved_plan(graph, mesh, source.on("meta"), inputs)
-    built = source.build()
-    return proved_plan(graph, mesh, built.model, built.inputs if inputs is None else inputs)
 
 
 def _mesh_of(mesh: MeshSpec | str | None, plan: ShardingPlan | None) -> MeshSpec:

@@ -6,7 +6,7 @@ import dataclasses
 import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from hpx.errors import InputError, PlanError, UsageError
 from hpx.graph.graph import ModuleGraph
@@ -29,12 +29,30 @@ from hpx.plan import ShardingPlan
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["source_of"]
+__all__ = ["Named", "source_of"]
 
 _SMALL: Final = {"hpx.bundled:moe_671b": "hpx.bundled:tiny_moe"}
 """Bundled models that are too large to run, and the small ones of their families."""
 _GIVE: Final = "give the config.json of a model of transformers, or package.module:factory"
 _WEIGHTS: Final = "a check builds the model with random weights, and a checkpoint has no code"
+
+
+class Named(NamedTuple):
+    """What a person named.
+
+    Attributes:
+        source: Where the model comes from.
+        graph: Its graph.
+        plan: The plan that was given, for the size that the model has then.
+        model: The model, built once: that of a configuration on the meta device.
+        inputs: Example inputs that came with it, or None.
+    """
+
+    source: Source
+    graph: ModuleGraph
+    plan: ShardingPlan | None
+    model: nn.Module
+    inputs: object = None
 
 
 def source_of(
@@ -45,7 +63,7 @@ def source_of(
     attention: str | None,
     *,
     in_place: bool,
-) -> tuple[Source, ModuleGraph, ShardingPlan | None]:
+) -> Named:
     """Where the model comes from, its graph, and the plan for the size that it has then.
 
     Args:
@@ -113,7 +131,7 @@ def _config(
     plan: ShardingPlan | None,
     shrunk: bool | None,
     attention: str | None,
-) -> tuple[Source, ModuleGraph, ShardingPlan | None]:
+) -> Named:
     path = Path(text)
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file():
@@ -133,20 +151,21 @@ def _config(
     source = Config(name, values, attention)
     from hpx.graph.from_module import graph_from_module
 
-    return source, graph_from_module(source.on("meta"), source=f"config:{path.name}"), plan
+    model = source.on("meta")
+    return Named(source, graph_from_module(model, source=f"config:{path.name}"), plan, model)
 
 
-def _of_source(
-    source: Source, plan: ShardingPlan | None, attention: str | None
-) -> tuple[Source, ModuleGraph, ShardingPlan | None]:
+def _of_source(source: Source, plan: ShardingPlan | None, attention: str | None) -> Named:
     from hpx.graph.from_module import graph_from_module
 
-    model = source.build().model
+    built = source.build()
+    model = built.model
     if attention is not None:
         choose_attention(model, attention)
     refuse_meta(model, source.name)
     kind = "factory" if isinstance(source, Factory) else "module"
-    return source, graph_from_module(model, source=f"{kind}:{source.name}"), plan
+    graph = graph_from_module(model, source=f"{kind}:{source.name}")
+    return Named(source, graph, plan, model, built.inputs)
 
 
 def _pickled(model: nn.Module) -> Pickled:
