@@ -149,13 +149,13 @@ class Inputs:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], change: Callable[[Tensor], Tensor]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The same with those inputs changed that attention reads as well."""
+        for key in self.optional:
+            index = self.position.get(key, -1)
+            if 0 <= index < len(args):
+                args = (*args[:index], _on_tensors(args[index], change), *args[index + 1 :])
+            elif kwargs.get(key) is not None:
+                kwargs = {**kwargs, key: _on_tensors(kwargs[key], change)}
         if torch.is_grad_enabled():
-            for key in self.optional:
-                index = self.position.get(key, -1)
-                if 0 <= index < len(args):
-                    args = (*args[:index], _on_tensors(args[index], change), *args[index + 1 :])
-                elif kwargs.get(key) is not None:
-                    kwargs = {**kwargs, key: _on_tensors(kwargs[key], change)}
             self._check_others(args, kwargs)
         return args, kwargs
 

@@ -236,6 +236,40 @@ def test_the_bundled_model_runs_with_its_causal_attention(fake_group: FakeGroup)
     assert model(torch.randint(256, (2, 8))).shape == (2, 8, 256)
 
 
+class Beside(Mlp):
+    """It reads another input of its stream, by a name that attention has for one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lengths: list[int] = []
+
+    def forward(self, hidden: Tensor, key_value_states: Tensor | None = None) -> Tensor:
+        assert key_value_states is not None
+        self.lengths.append(key_value_states.shape[1])
+        return super().forward(hidden)
+
+
+class BesideLayer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = Beside()
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        out: Tensor = self.mlp(hidden, key_value_states=2 * hidden)
+        return out
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_another_input_of_the_stream_is_gathered_with_and_without_gradients(
+    training: bool, fake_group: FakeGroup
+) -> None:
+    layers = nn.Sequential(BesideLayer(), BesideLayer())
+    model = sharded(nn.ModuleDict({"layers": layers}), fake_group)
+    with torch.set_grad_enabled(training):
+        model["layers"](torch.randn(2, 6, 4))
+    assert [layer.mlp.lengths for layer in layers] == [[6], [6]]  # type: ignore[union-attr]
+
+
 # -- code between the boundaries -----------------------------------------------------------------
 
 
