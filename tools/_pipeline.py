@@ -75,7 +75,7 @@ def _write(picture: PipelinePicture, output: str, chosen: str) -> None:
     """
     from hpx._files import write_bytes
     from hpx.errors import TooLargeError
-    from hpx.render.picture import draw_dot
+    from hpx.render.picture import draw_dot, keep_dot
     from hpx.render.pipeline import pipeline_to_dot
 
     dot = pipeline_to_dot(picture)
@@ -86,8 +86,7 @@ def _write(picture: PipelinePicture, output: str, chosen: str) -> None:
     try:
         write_bytes(place, draw_dot(dot, cast("PictureFormat", chosen)))
     except TooLargeError as error:
-        kept = write_bytes(place.with_suffix(".dot"), dot.encode())
-        error.fix = f"{error.fix}; the DOT text is in {kept}"
+        keep_dot(dot, place, error)
         raise
 
 

@@ -20,7 +20,7 @@ from hpx.render.flows import box_flows, flows_text
 from hpx.render.focus import the_row, who_holds
 from hpx.render.options import Format, Options, format_of
 from hpx.render.order import in_order
-from hpx.render.picture import PictureFormat, draw_dot
+from hpx.render.picture import PictureFormat, draw_dot, keep_dot
 from hpx.render.prepare import prepare
 from hpx.render.subject import Subject
 from hpx.render.text import view_to_text
@@ -232,8 +232,7 @@ def save(
     try:
         return write_bytes(place, draw(target, format, options))
     except TooLargeError as error:
-        kept = write_bytes(place.with_suffix(".dot"), draw(target, "dot", options))
-        error.fix = f"{error.fix}; the DOT text is in {kept}"
+        keep_dot(draw(target, "dot", options).decode(), place, error)
         raise
 
 

@@ -16,12 +16,14 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Final, Literal, NoReturn, TypeAlias
 
+from hpx._files import write_bytes
 from hpx.errors import RenderError, TooLargeError
 from hpx.render.tooltips import with_titles
 
-__all__ = ["PictureFormat", "draw_dot", "has_graphviz"]
+__all__ = ["PictureFormat", "draw_dot", "has_graphviz", "keep_dot"]
 
 PictureFormat: TypeAlias = Literal["svg", "png", "pdf"]
 
@@ -81,6 +83,23 @@ def draw_dot(dot: str, format: PictureFormat, *, timeout: float = 30.0) -> bytes
     if format == "pdf":
         return _DATE.sub(rb"\g<1>19700101000000", data)  # as long, as a pdf counts its bytes
     return with_titles(data.decode(errors="replace")).encode() if format == "svg" else data
+
+
+def keep_dot(dot: str, place: Path, error: TooLargeError) -> None:
+    """Leave the DOT text beside a picture that cannot be drawn, and let the error say where.
+
+    Of ``a.svg`` it is ``a.svg.dot``: ``a.dot`` may be somebody's own.
+
+    Args:
+        dot: The text.
+        place: Where the picture was to be.
+        error: Why it is not there.
+
+    Raises:
+        UsageError: The place cannot be written.
+    """
+    kept = write_bytes(place.with_name(f"{place.name}.dot"), dot.encode())
+    error.fix = f"{error.fix}; the DOT text is in {kept}"
 
 
 def _drawn(dot: str, picture_format: PictureFormat, until: float, timeout: float) -> bytes:

@@ -57,7 +57,7 @@ def test_a_renderer_that_hangs_is_exit_6_with_the_dot_kept(tmp_path: Path) -> No
     )
     assert done.returncode == 6
     assert "--timeout" in done.stderr
-    assert (tmp_path / "a.dot").read_text().startswith("digraph")
+    assert (tmp_path / "a.svg.dot").read_text().startswith("digraph")
 
 
 def test_a_closed_pipe_ends_quietly(run_file: Path) -> None:

@@ -237,12 +237,15 @@ def test_a_renderer_that_hangs_is_ended_and_the_dot_is_kept(
     pid = tmp_path / "pid"
     script = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     monkeypatch.setenv("PATH", fake_dot(tmp_path, script))
+    own = tmp_path / "a.dot"
+    own.write_text("my own")
     started = time.monotonic()
-    with pytest.raises(TooLargeError, match=r"the DOT text is in .*a\.dot") as caught:
+    with pytest.raises(TooLargeError, match=r"the DOT text is in .*a\.svg\.dot") as caught:
         render(tree({"a.w": (2,)}), tmp_path / "a.svg", timeout=2)
     assert time.monotonic() - started < 60
     assert caught.value.exit_code == 6
-    assert (tmp_path / "a.dot").read_text().startswith("digraph")
+    assert (tmp_path / "a.svg.dot").read_text().startswith("digraph")
+    assert own.read_text() == "my own"
     assert not (tmp_path / "a.svg").exists()
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid.read_text()), 0)
