@@ -112,7 +112,8 @@ class Inputs:
         What another sequence gives (the states of an encoder) is whole, and copied in.
 
         Raises:
-            NotRunnableError: As `copied`; or the first one does not have the positions of a rank.
+            NotRunnableError: As `copied`; or the first one does not have the positions of a rank;
+                or which of the two sequences another one belongs to cannot be told.
         """
         first = self.value(args, kwargs)
 
@@ -122,7 +123,18 @@ class Inputs:
             return copy_to_region(x, group)
 
         entered = _Once(enter)
-        return self._with_others(*self.changed(args, kwargs, entered), entered)
+
+        def told_apart(x: Tensor) -> Tensor:
+            if x is not first and _is_beside(x, first):
+                raise NotRunnableError(
+                    f"another input of {self.name} is {list(x.shape)}, as a rank's part of its"
+                    " stream is",
+                    why="whether it is such a part, or all of another sequence, cannot be told",
+                    fix="give the other sequence another length, or insert-collectives{sp=false}",
+                )
+            return entered(x)
+
+        return self._with_others(*self.changed(args, kwargs, entered), told_apart)
 
     def whole(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], change: Callable[[Tensor], Tensor]

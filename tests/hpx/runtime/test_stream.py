@@ -250,24 +250,40 @@ class Beside(Mlp):
 
 
 class BesideLayer(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, other: Tensor | None) -> None:
         super().__init__()
         self.mlp = Beside()
+        self.other = other
 
     def forward(self, hidden: Tensor) -> Tensor:
-        out: Tensor = self.mlp(hidden, key_value_states=2 * hidden)
+        other = hidden if self.other is None else self.other
+        out: Tensor = self.mlp(hidden, key_value_states=other)
         return out
 
 
+def beside(other: Tensor | None, world: FakeGroup) -> Any:
+    layers = nn.Sequential(BesideLayer(other), BesideLayer(other))
+    return sharded(nn.ModuleDict({"layers": layers}), world)["layers"]
+
+
 @pytest.mark.parametrize("training", [True, False])
-def test_another_input_of_the_stream_is_gathered_with_and_without_gradients(
+@pytest.mark.parametrize(("other", "length"), [(None, 6), (torch.ones(2, 5, 4), 5)])
+def test_the_stream_by_another_name_is_gathered_and_another_sequence_is_not(
+    other: Tensor | None, length: int, training: bool, fake_group: FakeGroup
+) -> None:
+    layers = beside(other, fake_group)
+    with torch.set_grad_enabled(training):
+        layers(torch.randn(2, 6, 4))
+    assert [layer.mlp.lengths for layer in layers] == [[length], [length]]
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_another_sequence_as_long_as_a_part_of_the_stream_is_refused(
     training: bool, fake_group: FakeGroup
 ) -> None:
-    layers = nn.Sequential(BesideLayer(), BesideLayer())
-    model = sharded(nn.ModuleDict({"layers": layers}), fake_group)
-    with torch.set_grad_enabled(training):
-        model["layers"](torch.randn(2, 6, 4))
-    assert [layer.mlp.lengths for layer in layers] == [[6], [6]]  # type: ignore[union-attr]
+    layers = beside(torch.ones(2, 3, 4), fake_group)
+    with torch.set_grad_enabled(training), pytest.raises(NotRunnableError, match="cannot be told"):
+        layers(torch.randn(2, 6, 4))
 
 
 # -- code between the boundaries -----------------------------------------------------------------
