@@ -98,6 +98,7 @@ class Pool:
         self._nursery: subprocess.Popen[bytes] | None = None
         self._workers: list[Connection] = []
         self._folder: Path | None = None
+        self._starter = 0
         self._calls = 0
 
     @property
@@ -180,6 +181,7 @@ class Pool:
     def _spawn(self) -> None:
         atexit.register(self.close)
         self._folder = Path(tempfile.mkdtemp(prefix="gloo-pool-"))
+        self._starter = os.getpid()
         pairs = [Pipe() for _ in range(self.size)]
         self._workers = [here for here, _ in pairs]
         fds = [there.fileno() for _, there in pairs]
@@ -215,8 +217,10 @@ class Pool:
         for worker in self._workers:
             worker.close()  # which a worker takes as the end
         self._workers = []
+        mine = self._starter == os.getpid()  # a fork of that process has only copies of its ends
         if nursery is not None and nursery.stdin is not None:
             nursery.stdin.close()
+        if nursery is not None and mine:
             for signal_, seconds in ((None, patience), (signal.SIGTERM, _PATIENCE)):
                 if signal_ is not None:
                     nursery.send_signal(signal_)
@@ -227,7 +231,7 @@ class Pool:
                 os.killpg(nursery.pid, signal.SIGKILL)
                 nursery.wait()
         folder, self._folder = self._folder, None
-        if folder is not None:  # only what this pool has made itself
+        if folder is not None and mine:  # only what this pool has made itself
             shutil.rmtree(folder, ignore_errors=True)
         atexit.unregister(self.close)
 
@@ -236,7 +240,8 @@ class Pool:
         waiting = dict(zip(self._workers, range(task["world_size"]), strict=False))
         replies: dict[int, Reply] = {}
         for worker, rank in waiting.items():
-            worker.send_bytes(pickle.dumps(Task(**task | {"rank": rank})))
+            with contextlib.suppress(OSError):  # it has died since the last call, as will show
+                worker.send_bytes(pickle.dumps(Task(**task | {"rank": rank})))
         end = time.monotonic() + limit
         while waiting:
             ready = cast(list[Connection], wait(list(waiting), max(0.0, end - time.monotonic())))
@@ -255,7 +260,8 @@ class Pool:
             return False
         for rank, reply in replies.items():
             if reply["kind"] == "result":
-                self._workers[rank].send_bytes(pickle.dumps(None))
+                with contextlib.suppress(OSError):
+                    self._workers[rank].send_bytes(pickle.dumps(None))
         free = [_received(self._workers[rank], _PATIENCE) for rank in replies]
         return all(reply is not None and reply["kind"] == "free" for reply in free)
 

@@ -217,6 +217,7 @@ def of_file(name: str, file: str) -> ModuleType:
 
 def leave() -> None:
     """Leave the process group, and forget what still refers to it."""
+    import torch
     import torch.distributed as dist
     from torch.distributed.tensor import debug
 
@@ -224,7 +225,7 @@ def leave() -> None:
         dist.destroy_process_group()
     debug._clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
     if "torch._dynamo" in sys.modules:
-        sys.modules["torch._dynamo"].reset()
+        torch.compiler.reset()
     gc.collect()
 
 

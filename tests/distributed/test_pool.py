@@ -134,6 +134,29 @@ def test_closing_a_pool_that_never_started_deletes_nothing(
     assert (tmp_path / "kept" / "work.py").read_text() == "mine"
 
 
+def test_a_fork_that_closes_the_pool_leaves_it_to_the_process_that_started_it() -> None:
+    with Pool(1) as pool:
+        before = pool.run(pid, 1)
+        child = os.fork()
+        if child == 0:
+            try:
+                pool.close()
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        assert pool.folder.is_dir()
+        assert pool.run(pid, 1) == before
+
+
+def test_a_worker_that_died_between_two_calls_is_told_of() -> None:
+    with Pool(2) as pool:
+        os.kill(pool.run(pid, 2)[1], signal.SIGKILL)
+        time.sleep(0.5)  # until its end of the connection is closed
+        with pytest.raises(RanksFailedError, match=r"rank 1 of 2, .*: the process died"):
+            pool.run(pid, 2)
+        assert len(pool.run(pid, 2)) == 2
+
+
 def test_closing_a_pool_twice_deletes_only_what_it_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
