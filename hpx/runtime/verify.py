@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import nn
 from torch.distributed.tensor import DTensor
 
@@ -69,9 +71,21 @@ def _check_parameter(applied: Applied, node: TensorNode, parameter: nn.Parameter
 
 
 def _wrong(applied: Applied, node: TensorNode, what: str, why: str) -> HpxError:
-    return HpxError(
-        what,
-        where=applied.run.graph.path(node.id),
-        why=why,
-        fix="this is a fault of hpx or of a pass: please report it; the model is as it was before",
-    )
+    fix = "this is a fault of hpx or of a pass: please report it; the model is as it was before"
+    installers = _installers(applied, node)
+    if installers:
+        fix = f"look at what was installed on its modules: {', '.join(installers)}; {fix}"
+    return HpxError(what, where=applied.run.graph.path(node.id), why=why, fix=fix)
+
+
+def _installers(applied: Applied, node: TensorNode) -> list[str]:
+    """The passes that installed something on a module which holds the parameter, and what."""
+    owners = {node.parent, *(owner for owner, _ in node.more)}
+    found = {
+        f"{event.new['function']} by pass {event.pass_}": None
+        for event in applied.run.events
+        if event.kind == "attach"
+        and isinstance(event.new, Mapping)
+        and not owners.isdisjoint(event.nodes)
+    }
+    return list(found)

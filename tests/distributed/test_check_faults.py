@@ -67,8 +67,9 @@ def test_a_padding_index_on_shifted_ids_shows_in_the_gradient_of_the_table(
 
 def test_a_broken_tie_is_refused_before_anything_runs(gloo: Pool, tmp_path: Path) -> None:
     config = config_file(tmp_path, "gemma2")
-    with pytest.raises(hpx.HpxError, match=r"lm_head\.weight"):
+    with pytest.raises(hpx.HpxError, match=r"lm_head\.weight") as caught:
         checked(config, gloo, faults.BrokenTie())
+    assert "faults:broken_tie by pass broken-tie" in str(caught.value)
 
 
 def test_a_wrong_kv_group_shows_in_its_projection(gloo: Pool) -> None:
@@ -112,6 +113,7 @@ def test_a_vector_of_one_number_a_head_that_stays_whole_fails_in_its_attention(g
     assert report.blame.module == "attn"
     assert "faults.py:" in report.blame.what
     assert "attn.sinks" in report.blame.parameters
+    assert "shard-params" in report.blame.passes  # as no rule matches it
     assert any("sinks" in problem.text for problem in report.run.problems)
 
 
