@@ -10,6 +10,7 @@ process group; it ends when the pool closes its connection, whatever it is doing
 from __future__ import annotations
 
 import faulthandler
+import functools
 import gc
 import importlib
 import importlib.util
@@ -219,14 +220,36 @@ def leave() -> None:
     """Leave the process group, and forget what still refers to it."""
     import torch
     import torch.distributed as dist
-    from torch.distributed.tensor import debug
 
     if dist.is_initialized():
         dist.destroy_process_group()
-    debug._clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
+    forget_meshes()
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()
     gc.collect()
+
+
+def forget_meshes() -> None:
+    """Empty what torch keeps by mesh: a mesh keeps its group, and a group its sockets and threads.
+
+    Otherwise a process that serves many calls fills with them.
+    """
+    from torch.distributed.tensor import _redistribute, debug
+
+    debug._clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
+    _redistribute.clear_redistribute_planner_cache()
+    for name, module in list(sys.modules.items()):
+        if name.startswith("torch.distributed.tensor"):
+            for value in list(vars(module).values()):
+                forget_cached(value)
+                for inner in list(vars(value).values()) if isinstance(value, type) else ():
+                    forget_cached(inner.__func__ if isinstance(inner, staticmethod) else inner)
+
+
+def forget_cached(value: object) -> None:
+    """Empty the cache of a function that has one."""
+    if isinstance(value, functools._lru_cache_wrapper):
+        value.cache_clear()
 
 
 def pickled(error: BaseException) -> bytes:

@@ -10,6 +10,10 @@
 Gradients are those of one device, not multiplied by the number of ranks. Nothing is communicated
 in a group of one rank, and no argument is changed. Under ``torch.compile`` the functional
 collectives of torch are traced; outside it the plain ones cost less.
+
+A backend's own thread holds the tensors of a collective for a moment after it is done, and may be
+the last to let go of them. So what it gets is never what becomes part of an autograd graph: torch
+2.13 loses references where such a thread ends a graph, and leaks or frees it twice.
 """
 
 from __future__ import annotations
@@ -110,7 +114,7 @@ def all_reduce_sum(x: Tensor, group: ProcessGroup) -> Tensor:
     if torch.compiler.is_compiling():
         return cast(Tensor, functional.all_reduce(x.contiguous(), "sum", group))
     out = x.detach().clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(out, group=group)
+    dist.all_reduce(out.detach(), group=group)
     return out
 
 

@@ -13,7 +13,8 @@ ways lead in and out:
 - `sum_into_stream`: every rank has a part of a sum over all positions, and gets its own positions
   of the sum; the gradient is gathered.
 
-Gradients are those of one device. No argument is changed.
+Gradients are those of one device. No argument is changed. As in `hpx.runtime.collectives`, no
+tensor of a collective becomes part of an autograd graph.
 """
 
 from __future__ import annotations
@@ -213,5 +214,5 @@ def _reduce_scatter(x: Tensor, group: ProcessGroup) -> Tensor:
         return cast(Tensor, found)
     pieces = torch.stack(x.chunk(group.size(), _DIM))
     out = torch.empty_like(pieces[0])
-    dist.reduce_scatter_single(out, pieces.flatten(0, 1), group=group)
+    dist.reduce_scatter_single(out.detach(), pieces.flatten(0, 1), group=group)
     return out

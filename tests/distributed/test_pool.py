@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from hpx.numeric.pool import Pool, RanksFailedError
 
@@ -56,6 +57,20 @@ def groups_of(size: int) -> int:
     value = torch.tensor(dist.get_rank())
     dist.all_reduce(value, group=mesh.get_group("tp"))
     return int(value)
+
+
+def gather_and_sum() -> None:
+    """What makes torch keep the mesh in its caches: redistributing, and weighing ways to do so."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
+    rows = distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)])
+    columns = distribute_tensor(torch.ones(4, 4), mesh, [Shard(1)])
+    for total in (rows + rows.clone(), rows + columns):
+        assert isinstance(total, DTensor)
+        assert total.full_tensor().sum() == 32
+
+
+def threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
 
 
 def fail_on(rank: int) -> None:
@@ -146,6 +161,13 @@ def test_a_fork_that_closes_the_pool_leaves_it_to_the_process_that_started_it() 
         os.waitpid(child, 0)
         assert pool.folder.is_dir()
         assert pool.run(pid, 1) == before
+
+
+def test_the_groups_of_a_call_end_with_it_whatever_torch_keeps_of_their_meshes() -> None:
+    with Pool(2) as pool:
+        before = pool.run(threads, 2)
+        pool.run(gather_and_sum, 2)
+        assert pool.run(threads, 2) == before
 
 
 def test_a_worker_that_died_between_two_calls_is_told_of() -> None:

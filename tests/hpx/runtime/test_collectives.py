@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hpx.runtime import sequence
 from hpx.runtime.collectives import copy_to_region, gather_last_dim, reduce_from_region
 from tests.hpx.runtime.conftest import FakeGroup
 
@@ -73,3 +77,39 @@ def test_without_grad_nothing_is_recorded(group: dist.ProcessGroup) -> None:
         results: list[Tensor] = [copy_to_region(x, group), reduce_from_region(x, group)]
     assert results[0] is x
     assert not results[1].requires_grad
+
+
+_EDGES: list[Callable[[Tensor, dist.ProcessGroup], Tensor]] = [
+    lambda x, group: reduce_from_region(copy_to_region(x, group), group),
+    lambda x, group: gather_last_dim(x, group, [3, 3]),
+    lambda x, group: sequence.enter_stream(x, group, "it"),
+    lambda x, group: sequence.leave_stream(x, group, "it", 8),
+    lambda x, group: sequence.gather_for_region(x, group, "it", 8),
+    lambda x, group: sequence.sum_into_stream(x, group, "it"),
+]
+
+
+@pytest.mark.parametrize("edge", _EDGES)
+def test_no_tensor_of_a_collective_becomes_part_of_a_graph(
+    group: dist.ProcessGroup,
+    monkeypatch: pytest.MonkeyPatch,
+    edge: Callable[[Tensor, dist.ProcessGroup], Tensor],
+) -> None:
+    sent: list[Tensor] = []
+
+    def recorded(collective: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            sent.extend(arg for arg in args if isinstance(arg, Tensor))
+            return collective(*args, **kwargs)
+
+        return call
+
+    for name in ("all_reduce", "all_gather_single", "reduce_scatter_single"):
+        monkeypatch.setattr(dist, name, recorded(getattr(dist, name)))
+    x = torch.randn(2, 4, 3, requires_grad=True)
+    out = edge(x, group)
+    out.sum().backward()  # type: ignore[no-untyped-call]
+    assert sent
+    assert out.grad_fn is not None
+    assert all(tensor is not out and tensor is not x.grad for tensor in sent)
+    assert not any(tensor.requires_grad for tensor in sent)
