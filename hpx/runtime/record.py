@@ -158,19 +158,13 @@ def refuse_wrapped(model: nn.Module) -> None:
     Raises:
         HpxError: It is; says the order to use.
     """
-    names = _names_of(model)
-    for module, name in names.items():
-        if isinstance(module, _WRAPPED):
-            kind = "fully_shard" if isinstance(module, FSDPModule) else type(module).__name__
-            raise HpxError(
-                f"{kind} was applied to '{name or 'the model'}' already",
-                why="its parameters are no longer the whole ones that a plan speaks of",
-                fix="hpx.apply first, then hpx.fully_shard(applied)",
-            )
+    modules = _all_below(model)
+    if any(issubclass(kind, _WRAPPED) for kind in {type(module) for module in modules}):
+        raise _wrapped(model)
     for root in _ROOTS:
         if applied_to(root) is None:
             continue
-        which = "is a part of" if root in names else None
+        which = "is a part of" if root in modules else None
         if any(module is model for module in root.modules()):
             which = "contains"
         if which is not None:
@@ -181,17 +175,23 @@ def refuse_wrapped(model: nn.Module) -> None:
             )
 
 
-def _names_of(model: nn.Module) -> dict[nn.Module, str]:
-    """Every module with its first name; faster than ``named_modules`` on 60,000 of them."""
-    names: dict[nn.Module, str] = {}
-    todo: list[tuple[str, nn.Module]] = [("", model)]
+def _all_below(model: nn.Module) -> set[nn.Module]:
+    """Every module; faster than ``modules()`` on 60,000 of them."""
+    found: set[nn.Module] = set()
+    todo: list[nn.Module | None] = [model]
     while todo:
-        name, module = todo.pop()
-        if module in names:
-            continue
-        names[module] = name
-        if module._modules:
-            prefix = f"{name}." if name else ""
-            below = [(prefix + key, m) for key, m in module._modules.items() if m is not None]
-            todo += reversed(below)
-    return names
+        module = todo.pop()
+        if module is not None and module not in found:
+            found.add(module)
+            todo += module._modules.values()
+    return found
+
+
+def _wrapped(model: nn.Module) -> HpxError:
+    name, module = next((n, m) for n, m in model.named_modules() if isinstance(m, _WRAPPED))
+    kind = "fully_shard" if isinstance(module, FSDPModule) else type(module).__name__
+    return HpxError(
+        f"{kind} was applied to '{name or 'the model'}' already",
+        why="its parameters are no longer the whole ones that a plan speaks of",
+        fix="hpx.apply first, then hpx.fully_shard(applied)",
+    )
