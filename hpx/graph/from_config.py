@@ -76,15 +76,7 @@ def model_of_values(
     _check_counts(values, shown)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        try:
-            import transformers  # noqa: F401 - is it there?
-        except ImportError:
-            raise InputError(
-                f"{shown} needs transformers",
-                why="it is not installed",
-                fix="pip install 'hpx-passes[hf]'",
-            ) from None
-        with _quiet_and_offline():
+        with _quiet_and_offline(shown):
             return _build(dict(values), shown, device, attention)
 
 
@@ -105,19 +97,26 @@ def config_of_values(values: Mapping[str, object], shown: str) -> PreTrainedConf
     """The configuration alone, with what its class fills in.
 
     Raises:
-        InputError: transformers does not know the model, or the values do not fit.
+        InputError: transformers is missing or does not know the model, or the values do not fit.
     """
-    with _quiet_and_offline():
+    with _quiet_and_offline(shown):
         config_class = _config_class(dict(values), shown)
         with _fitting(shown):
             return config_class.from_dict(dict(values))
 
 
 @contextlib.contextmanager
-def _quiet_and_offline() -> Iterator[None]:
-    """Keep transformers from talking, to people and to the hub."""
-    import huggingface_hub.constants
-    from transformers.utils import logging as chatter
+def _quiet_and_offline(shown: str) -> Iterator[None]:
+    """Keep transformers from talking, to people and to the hub; refuse if it is not there."""
+    try:
+        import huggingface_hub.constants
+        from transformers.utils import logging as chatter
+    except ImportError:
+        raise InputError(
+            f"{shown} needs transformers",
+            why="it is not installed",
+            fix="pip install 'hpx-passes[hf]'",
+        ) from None
 
     verbosity, offline = chatter.get_verbosity(), huggingface_hub.constants.HF_HUB_OFFLINE
     chatter.set_verbosity(logging.ERROR)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpx.errors import InputError, TooLargeError
+from hpx.graph.from_config import config_of_values
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.sources import open_model
 from tests.hpx.graph.lookups import tensor
@@ -142,14 +143,26 @@ def test_transformers_is_silent_and_set_back_afterwards(
     assert capfd.readouterr() == ("", "")
 
 
-def test_missing_transformers_is_told_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where only the dependencies that hpx always needs are installed."""
     real_import = builtins.__import__
 
-    def without_transformers(name: str, *args: object, **kwargs: object) -> object:
-        if name == "transformers":
-            raise ImportError(name)
+    def refuse(name: str, *args: object, **kwargs: object) -> object:
+        if name.partition(".")[0] in {"transformers", "huggingface_hub"}:
+            raise ModuleNotFoundError(f"No module named '{name}'")
         return real_import(name, *args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(builtins, "__import__", without_transformers)
+    monkeypatch.setattr(builtins, "__import__", refuse)
+
+
+@pytest.mark.usefixtures("without_transformers")
+def test_missing_transformers_is_told_with_what_to_install() -> None:
     with pytest.raises(InputError, match=r"Fix: pip install 'hpx-passes\[hf\]'"):
         open_config()
+
+
+@pytest.mark.usefixtures("without_transformers")
+def test_missing_transformers_is_told_where_the_configuration_alone_is_asked_for() -> None:
+    with pytest.raises(InputError, match=r"config.json needs transformers: .* Fix: pip install"):
+        config_of_values(LLAMA, "config.json")
