@@ -212,7 +212,12 @@ class Deriver:
         elif cut.name == "weight" and self.places.is_head(cut, embedded):
             self._add(Role(cut.layer, "head", "lm_head", output="gather", size=cut.outputs))
         elif not self.places.is_declared(cut.owner):
-            self._not_taken(cut, f"it has {cut.outputs}, and no layer near it takes as many")
+            around = self.graph.nodes[cut.layer].parent
+            taker = self.places.whole_inputs(around).get(cut.outputs) if around >= 0 else None
+            if taker is not None:
+                self._not_taken(cut, f"{taker} takes as many, and is whole")
+            else:
+                self._not_taken(cut, f"it has {cut.outputs}, and no layer near it takes as many")
 
     def _not_fed(self, cut: Cut) -> None:
         self._find(

@@ -46,12 +46,19 @@ def test_nothing_is_unpaired_where_tp_is_not_active() -> None:
 
 
 def test_a_colwise_matrix_that_nobody_takes_is_a_warning_with_its_numbers() -> None:
-    graph = mlp({"mlp.up.weight": "tp:S(0)"})
+    graph = mlp({"mlp.side.weight": "tp:S(0)"}, {"mlp.side.weight": (24, 8)})
     (problem,) = found = ask(unpaired, graph)
     assert levels(found) == ["warning"]
-    assert where(graph, found) == [["mlp.up.weight"]]
-    assert problem.text == f"{LOST}: it has 16, and no layer near it takes as many"
+    assert where(graph, found) == [["mlp.side.weight"]]
+    assert problem.text == f"{LOST}: it has 24, and no layer near it takes as many"
     assert "replicate it" in problem.hint
+
+
+def test_the_whole_layer_that_takes_the_outputs_of_a_colwise_one_is_named() -> None:
+    graph = mlp({"mlp.up.weight": "tp:S(0)"})
+    (problem,) = found = ask(unpaired, graph)
+    assert where(graph, found) == [["mlp.up.weight"]]
+    assert problem.text == f"{LOST}: down takes as many, and is whole"
 
 
 def test_r9_a_rowwise_matrix_of_whole_inputs_is_flagged_with_its_edge_state() -> None:
