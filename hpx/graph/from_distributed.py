@@ -61,7 +61,8 @@ def graph_from_distributed(
     notes = _missing(folder, metadata.files, shown)
     model = _model(metadata.tensors, metadata.paths, shown)
     hints: dict[str, object] = {}
-    ignored = [*model.ignored, *metadata.others]
+    others = (_part(metadata.paths.get(name, (name,)), model.inside) for name in metadata.others)
+    ignored = list(dict.fromkeys([*model.ignored, *others]))
     if ignored:
         hints["ignored"] = ignored
     if metadata.foreign:
@@ -119,6 +120,11 @@ def _model(
     raise InputError(
         f"{shown} holds {what}", why=f"its keys are {keys}", fix="save one model.state_dict()"
     )
+
+
+def _part(path: tuple[str, ...], inside: str | None) -> str:
+    """What an entry that is no tensor is counted as: itself in the model, else its whole part."""
+    return ".".join(path[1:]) if path[0] == inside and len(path) > 1 else path[0]
 
 
 def _only(parts: Mapping[str, dict[str, SavedTensor]]) -> tuple[dict[str, SavedTensor], str]:

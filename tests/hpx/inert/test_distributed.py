@@ -47,6 +47,13 @@ def test_the_model_of_a_checkpoint_is_read() -> None:
         assert graph.hints == {"ignored": ["step"]}
 
 
+def test_another_part_of_a_checkpoint_is_one_entry_that_is_left_out() -> None:
+    optimizer = {"state": {"a": torch.zeros(4)}, "param_groups": [{"lr": 0.1, "eps": 1e-8}]}
+    content = {"model": {"a": torch.zeros(4), "note": "x"}, "optimizer": optimizer, "step": 3}
+    save(content, checkpoint_id="dcp")
+    assert open_inert("dcp").hints == {"ignored": ["optimizer", "note", "step"]}
+
+
 def test_a_flat_state_dict_is_read() -> None:
     save({"a.w": torch.zeros(4, 3)}, checkpoint_id="dcp")
     graph = open_inert("dcp")

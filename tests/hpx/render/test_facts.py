@@ -36,6 +36,15 @@ def test_what_the_reader_of_a_file_noted_is_told(tree: TreeOf) -> None:
     assert "info: this file is one rank's piece: rows 0..2 of 8" in text_of(graph)
 
 
+def test_what_is_left_out_of_a_file_is_told(tree: TreeOf) -> None:
+    graph = tree({"a.w": (2,)})
+    graph.hints["ignored"] = ["step"]
+    assert "info: left out 1 entry that is no tensor of the model: step" in text_of(graph)
+    graph.hints["ignored"] = ["a", "b\n", "c", "d"]
+    line = "info: left out 4 entries that are no tensors of the model: a, b\\n, c and 1 more"
+    assert line in text_of(graph)
+
+
 def test_parameters_without_a_rule_stand_in_the_header(graph_of: GraphOf) -> None:
     graph = graph_of({"a.w": (4,), "b.0.w": (4,), "b.1.w": (4,)})
     made = run(graph, ShardingPlan({"a.w": {"tp": "S(0)"}}, default="replicate"), "tp=2")
