@@ -147,6 +147,10 @@ def _tensor(name: str, entry: object, shown: str) -> tuple[HeaderTensor, int, in
             f"'{printable(name)}' {list(shape)} {dtype} needs {prod(shape) * bits // 8:,} bytes,"
             f" and its place has {stop - start:,}",
         )
+    if dtype.endswith("_x2"):  # the format counts numbers, torch the bytes that hold two of them
+        if not shape or shape[-1] % 2:
+            raise _unreadable(shown, f"'{printable(name)}' {list(shape)} ends in half a byte")
+        shape = (*shape[:-1], shape[-1] // 2)
     return HeaderTensor(name, shape, dtype), start, stop
 
 

@@ -39,7 +39,21 @@ def test_names_shapes_and_dtypes_are_those_that_safetensors_reads(file: Path) ->
             assert dtype == str(content[name].dtype).removeprefix("torch.")
 
 
+def test_numbers_of_four_bits_have_the_shape_that_torch_gives_them(file: Path) -> None:
+    pairs = torch.zeros(3, 4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    save_file({"a": pairs}, file)
+    assert b"[3,8]" in file.read_bytes()
+    (tensor,) = read_header(file, "m").tensors
+    assert tensor.shape == tuple(pairs.shape) == (3, 4)
+    assert tensor.dtype == "float4_e2m1fn_x2"
+
+
 LIES = {
+    "half a byte": (
+        {"a": {"dtype": "F4", "shape": [2, 3], "data_offsets": [0, 3]}},
+        3,
+        r"'a' \[2, 3\] ends in half a byte",
+    ),
     "shape": ({"a": ONE | {"shape": [2]}}, 4, "needs 8 bytes, and its place has 4"),
     "huge shape": ({"a": ONE | {"shape": [2**62, 2**62]}}, 4, "needs"),
     "negative": ({"a": ONE | {"shape": [-1]}}, 4, "no shape or place"),
