@@ -6,10 +6,25 @@ import os
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
-from hpx.errors import InputError, UsageError
+from hpx.errors import InputError, UsageError, nearest
 
-__all__ = ["check_writable", "read_text", "write_bytes", "write_text"]
+__all__ = ["check_writable", "near_files", "read_text", "write_bytes", "write_text"]
+
+_SIMILAR: Final = 0.6
+
+
+def near_files(path: Path) -> str | None:
+    """The files and folders beside it whose names, suffixes aside, look like its own."""
+    try:
+        found = sorted(path.parent.iterdir(), key=lambda one: (one.suffix != path.suffix, one.name))
+    except (OSError, ValueError):  # ValueError: a null byte in the name
+        return None
+    found = [one for one in found if one.name != path.name]  # a link that leads nowhere
+    stems = nearest(path.stem, dict.fromkeys(one.stem for one in found), similarity=_SIMILAR)
+    names = [one.name for stem in stems for one in found if one.stem == stem]
+    return f"did you mean {', '.join(names[:3])}?" if names else None
 
 
 def check_writable(path: Path, inputs: Iterable[str | None] = ()) -> None:
@@ -53,7 +68,7 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise UsageError(f"no such file: {path}") from None
+        raise UsageError(f"no such file: {path}", fix=near_files(path)) from None
     except UnicodeDecodeError:
         raise InputError(f"{path} is not a text file") from None
     except OSError as error:

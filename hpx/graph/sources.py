@@ -7,7 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from hpx.errors import InputError, UsageError, nearest
+from hpx._files import near_files
+from hpx.errors import InputError, UsageError
 from hpx.graph.from_config import graph_from_config
 from hpx.graph.from_distributed import graph_from_distributed
 from hpx.graph.from_factory import graph_from_factory
@@ -25,7 +26,6 @@ from hpx.inert.pause import no_collection
 __all__ = ["open_for_viewing", "open_model"]
 
 _FACTORY: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
-_SIMILAR: Final = 0.6
 _SUFFIXES: Final = (".safetensors", ".json")
 _TAKEN: Final = (
     "give .safetensors, .pt, .pth, .bin or .pt2, a checkpoint folder, a config.json,"
@@ -100,7 +100,7 @@ def _open(text: str, reading: Reading) -> ModuleGraph:
     raise UsageError(
         f"there is no file or folder {text}",
         why=None if path.parent.is_dir() else f"there is no folder {path.parent}",
-        fix=_with_colon(text) or _near(path) or _TAKEN,
+        fix=_with_colon(text) or near_files(path) or _TAKEN,
     )
 
 
@@ -114,18 +114,6 @@ def _with_colon(text: str) -> str | None:
     except ValueError:  # of a module without a specification, such as __main__
         return None
     return None if known is None else f"did you mean {module}:{name}?"
-
-
-def _near(path: Path) -> str | None:
-    """The files and folders beside it whose names, suffixes aside, look like its own."""
-    try:
-        found = sorted(path.parent.iterdir(), key=lambda one: (one.suffix != path.suffix, one.name))
-    except OSError:
-        return None
-    found = [one for one in found if one.name != path.name]  # a link that leads nowhere
-    stems = nearest(path.stem, dict.fromkeys(one.stem for one in found), similarity=_SIMILAR)
-    names = [one.name for stem in stems for one in found if one.stem == stem]
-    return f"did you mean {', '.join(names[:3])}?" if names else None
 
 
 def _open_folder(folder: Path, text: str, reading: Reading) -> ModuleGraph:

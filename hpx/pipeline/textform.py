@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
-from hpx.errors import HpxError, PipelineError, did_you_mean
+from hpx.errors import HpxError, PipelineError, did_you_mean, nearest
 from hpx.pipeline.info import Pass, check_pass_class, option_types
 from hpx.pipeline.options import Refused, choices, convert, expected, written
 from hpx.pipeline.reader import Item, Option, read_items
@@ -144,11 +144,13 @@ class _Listing:
     def _add_preset(self, item: Item) -> None:
         names = self._presets.get(item.name)
         if names is None:
+            close = ", ".join(f"@{name}" for name in nearest(item.name, self._presets))
             raise PipelineError(
                 f"there is no preset @{item.name}",
                 where=item.where,
-                fix=did_you_mean(item.name, self._presets)
-                or f"there is {', '.join(f'@{name}' for name in self._presets)}",
+                fix=f"did you mean {close}?"
+                if close
+                else f"there is {', '.join(f'@{name}' for name in self._presets)}",
             )
         listed = self._names()
         for name in names:

@@ -13,6 +13,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from hpx._files import near_files
 from hpx.errors import PlanError, UsageError, did_you_mean
 from hpx.layout import REPLICATED
 from hpx.mesh import MeshSpec
@@ -115,7 +116,7 @@ class ShardingPlan:
         try:
             data = Path(path).read_bytes()
         except FileNotFoundError:
-            raise UsageError(f"there is no plan file {file}") from None
+            raise UsageError(f"there is no plan file {file}", fix=near_files(Path(file))) from None
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             raise UsageError(f"plan file {file} cannot be read", why=reason) from None

@@ -161,6 +161,12 @@ def test_a_file_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
         Run.load(tmp_path / "none.json")
 
 
+def test_a_file_that_is_not_there_names_those_that_look_like_it(tmp_path: Path) -> None:
+    (tmp_path / "run.json").touch()
+    with pytest.raises(UsageError, match=r"Fix: did you mean run\.json\?$"):
+        Run.load(tmp_path / "run.jsn")
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "{}", '{"schema": "hpx.run/9"}', "\x00"])
 def test_a_file_that_is_no_run_is_an_input_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.json").write_text(text)

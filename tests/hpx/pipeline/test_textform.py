@@ -173,7 +173,7 @@ def test_an_unknown_pass_says_where_and_what_is_near() -> None:
 
 
 def test_an_unknown_preset_says_which_there_are() -> None:
-    assert "column 1: there is no preset @defualt. Fix: did you mean default?" in error_of(
+    assert "column 1: there is no preset @defualt. Fix: did you mean @default?" in error_of(
         "@defualt"
     )
     assert "there is @default, @empty" in error_of("@xyz")

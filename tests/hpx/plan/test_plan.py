@@ -191,6 +191,13 @@ def test_a_file_that_does_not_exist_is_wrong_use(tmp_path: Path) -> None:
         ShardingPlan.from_file(tmp_path / "plan.yaml")
 
 
+def test_a_file_that_does_not_exist_names_those_that_look_like_it(tmp_path: Path) -> None:
+    for name in ("plan.yaml", "model.json"):
+        (tmp_path / name).touch()
+    with pytest.raises(UsageError, match=r"Fix: did you mean plan\.yaml\?$"):
+        ShardingPlan.from_file(tmp_path / "paln.yaml")
+
+
 def test_a_folder_is_no_plan_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         ShardingPlan.from_file(tmp_path)
