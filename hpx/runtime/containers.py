@@ -10,9 +10,11 @@ from torch import nn
 from hpx.errors import PassError
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import TensorNode
+from hpx.graph.traits import unwrapped
 from hpx.lineage import sources as source_ids
 from hpx.run import Run
 from hpx.runtime.experts import StackedExperts, stack_container
+from hpx.runtime.gather import module_at
 from hpx.runtime.journal import Journal
 from hpx.runtime.materialize import Built, Sources
 from hpx.runtime.meshes import Meshes
@@ -102,7 +104,7 @@ def take_containers_out(
     """Put the containers back, with the experts' own parameters (by entry id) in them."""
     for stack in _stacks(run):
         node = run.entry.module(stack.container)
-        module = model.get_submodule(run.entry.registered_path(stack.container))
+        module = module_at(model, run.entry.registered_path(stack.container))
         assert isinstance(module, StackedExperts)
         exchange = module.unstack(
             {
@@ -113,5 +115,14 @@ def take_containers_out(
         )
         journal.call("unstack experts", exchange.change, exchange.undo)
         for parent, name in ((node.parent, node.name), *node.more):
-            owner = model.get_submodule(run.entry.registered_path(parent))
-            journal.set_module(owner, name, exchange.module)
+            owner = module_at(model, run.entry.registered_path(parent))
+            journal.set_module(*_place(owner, name, module), exchange.module)
+
+
+def _place(owner: nn.Module, name: str, module: nn.Module) -> tuple[nn.Module, str]:
+    """Where a module stands: under its name, or in a wrapper that was put there since."""
+    child = owner._modules.get(name)
+    while child is not None and child is not module and unwrapped(child) is module:
+        owner, name = child, next(iter(child._modules))
+        child = owner._modules[name]
+    return owner, name

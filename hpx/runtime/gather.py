@@ -16,7 +16,15 @@ from hpx.lineage import Place, Spot, invert
 from hpx.run import Run
 from hpx.runtime.record import Applied
 
-__all__ = ["current_parameter", "full_tensor", "kept_as", "originals", "part_at"]
+__all__ = ["current_parameter", "full_tensor", "kept_as", "module_at", "originals", "part_at"]
+
+
+def module_at(model: nn.Module, path: str) -> nn.Module:
+    """The module with a registered name, inside wrappers that were put around it since.
+
+    A checkpoint of activations is one: it has the name, and not what the module itself holds.
+    """
+    return unwrapped(model.get_submodule(path))
 
 
 def kept_as(run: Run) -> dict[int, int]:
@@ -36,8 +44,7 @@ def kept_as(run: Run) -> dict[int, int]:
 def current_parameter(applied: Applied, node: TensorNode) -> nn.Parameter:
     """What the model holds for a parameter of the final graph now."""
     graph = applied.run.graph
-    # A wrapper may have been put around the very layer since, as a checkpoint of activations is.
-    owner = unwrapped(applied.model.get_submodule(graph.registered_path(node.parent)))
+    owner = module_at(applied.model, graph.registered_path(node.parent))
     found = owner._parameters[node.name]
     assert found is not None
     return found

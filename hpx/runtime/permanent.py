@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from hpx.errors import HpxError
 from hpx.run import Run
+from hpx.runtime.gather import module_at
 from hpx.runtime.journal import Journal
 
 __all__ = ["guard"]
@@ -62,7 +63,7 @@ class _StillPlain:
                 if inside:
                     raise _sharded(inside[0])
         for path, name in self.guarded:
-            if isinstance(model.get_submodule(path)._parameters.get(name), DTensor):
+            if isinstance(module_at(model, path)._parameters.get(name), DTensor):
                 raise _sharded(f"{path}.{name}")
 
 

@@ -16,7 +16,7 @@ from hpx.heads import CONFIG
 from hpx.lineage import Source, sources
 from hpx.local_config import whole_config
 from hpx.runtime.containers import take_containers_out
-from hpx.runtime.gather import current_parameter, full_tensor, kept_as, originals
+from hpx.runtime.gather import current_parameter, full_tensor, kept_as, module_at, originals
 from hpx.runtime.journal import Fault, Journal
 from hpx.runtime.materialize import attributes_of, give_attributes
 from hpx.runtime.record import RECORD, Applied, applied_to
@@ -154,7 +154,7 @@ def _put_back(applied: Applied, parameters: dict[int, nn.Parameter], journal: Jo
         if parameter is None:
             continue
         for parent_id, name in ((node.parent, node.name), *node.more):
-            owner = model.get_submodule(entry.registered_path(parent_id))
+            owner = module_at(model, entry.registered_path(parent_id))
             journal.set_parameter(owner, name, parameter)
     _restore_attributes(applied, journal)
     journal.remove_attribute(model, RECORD)
@@ -180,7 +180,7 @@ def _restore_attributes(applied: Applied, journal: Journal) -> None:
         before = dict(entry.module(node.id).spec.attributes)
         for name, value in node.attributes.items():
             if before.get(name) != value and name in before:
-                module = applied.model.get_submodule(entry.registered_path(node.id))
+                module = module_at(applied.model, entry.registered_path(node.id))
                 if name.startswith(CONFIG):
                     journal.set_attribute(module, "config", whole_config(module.config))
                 else:

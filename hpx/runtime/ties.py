@@ -13,10 +13,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 
 from hpx.errors import HpxError
 from hpx.run import Run
+from hpx.runtime.gather import module_at
 from hpx.runtime.journal import Journal
 from hpx.runtime.materialize import Sources
 from hpx.runtime.record import applied_to
@@ -32,12 +34,17 @@ def tell_of_differing_ends(run: Run, sources: Sources) -> None:
         if event.kind != "alias" or not isinstance(event.old, int):
             continue
         kept, gone = sources.parameter(event.nodes[0]), sources.parameter(event.old)
-        plain = not (kept.is_meta or isinstance(kept.data, DTensor))
-        if plain and not torch.equal(kept, gone) and dist.get_rank() == 0:
+        known = all(map(_has_values, (kept, gone))) and kept.device == gone.device
+        if known and dist.get_rank() == 0 and not torch.equal(kept, gone):
             names = run.entry.path(event.nodes[0]), run.entry.path(event.old)
             _LOG.warning(
                 "%s and %s are declared tied and differ: the values of %s stay", *names, names[0]
             )
+
+
+def _has_values(parameter: nn.Parameter) -> bool:
+    """Whether its values can be compared here: it is neither meta, fake nor a DTensor."""
+    return not (parameter.is_meta or isinstance(parameter.data, (FakeTensor, DTensor)))
 
 
 def to_empty(
@@ -71,15 +78,16 @@ def to_empty(
     lost = {name for name, buffer in _unsaved(model) if buffer.is_meta}
     model.to_empty(device=device)
     for (owner, name), *others in _tied(applied.run):
-        first = model.get_submodule(owner)._parameters[name]
+        first = module_at(model, owner)._parameters[name]
         for other, alias in others:
-            model.get_submodule(other)._parameters[alias] = first
+            module_at(model, other)._parameters[alias] = first
     if recompute is not None:
         before = {n: (b, b._version) for n, b in _unsaved(model) if n in lost}
         recompute(model)
         after = {n: (b, b._version) for n, b in _unsaved(model) if n in lost}
         _refuse_buffers(
-            [n for n, (b, v) in before.items() if after[n][0] is b and after[n][1] == v]
+            # One that is not there any more is in the state dict by now, or None.
+            [n for n, (b, v) in after.items() if before[n][0] is b and before[n][1] == v]
         )
     return model
 
@@ -128,7 +136,7 @@ class _StillTied:
         if torch.compiler.is_compiling():
             return
         for places in self.tied:
-            found = [model.get_submodule(path)._parameters[name] for path, name in places]
+            found = [module_at(model, path)._parameters[name] for path, name in places]
             if any(parameter is not found[0] for parameter in found):
                 names = " and ".join(f"{p}.{n}" if p else n for p, n in places)
                 raise HpxError(
