@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from hpx.errors import HpxError
-from hpx.graph.nodes import TensorNode
+from hpx.graph.nodes import WRAPPER_PARTS, TensorNode
 from hpx.lineage import pull, sources
 from hpx.ranges import fold_names
 from hpx.runtime.gather import current_parameter, kept_as
@@ -21,7 +22,7 @@ from hpx.runtime.record import Applied, applied_to
 __all__ = ["load_state_dict"]
 
 
-def load_state_dict(model: nn.Module, state: Mapping[str, Tensor], *, strict: bool = True) -> None:
+def load_state_dict(model: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> None:
     """Copy what a rank holds out of a state dict of the unsharded model.
 
     Names and order are those of the model before `hpx.apply`: separate experts go into their slots,
@@ -31,8 +32,10 @@ def load_state_dict(model: nn.Module, state: Mapping[str, Tensor], *, strict: bo
 
     Args:
         model: The model that `hpx.apply` changed, with memory (`hpx.to_empty` gives it some).
-        state: Whole tensors by name, as `hpx.state_dict` gives them.
-        strict: Whether missing and unexpected names are an error.
+        state: Whole tensors by name, as `hpx.state_dict` gives them, and what modules add to it
+            (``get_extra_state``).
+        strict: Whether missing and unexpected names are an error. If not, what is missing stays as
+            it is, and so does a stacked parameter of which a source is missing.
 
     Raises:
         HpxError: Nothing was applied to the model, it is on the meta device, `hpx.fully_shard` was
@@ -62,13 +65,17 @@ def load_state_dict(model: nn.Module, state: Mapping[str, Tensor], *, strict: bo
         if all(tensor is not None for tensor in found.values()):
             whole = {id_: tensor for id_, tensor in found.items() if tensor is not None}
             todo += _copies(applied, node, whole, names)
-    for name, buffer in _buffers(model):
-        value = _find(state, [name], used)
+    for buffer, own in _buffers(model):
+        value = _find(state, own, used)
         if value is None:
-            missing.append(name)
+            missing.append(own[0])
         else:
-            _check(name, value, buffer.shape)
+            _check(own[0], value, buffer.shape)
             todo.append((buffer, value))
+    extras = list(_extras(model))
+    for _, own in extras:
+        here = _here(state, own, used)
+        missing += [] if here else own[:1]
     unexpected = [name for name in state if name not in used]
     if strict and (missing or unexpected):
         said = {"missing": missing, "unexpected": unexpected}
@@ -85,6 +92,9 @@ def load_state_dict(model: nn.Module, state: Mapping[str, Tensor], *, strict: bo
     with torch.no_grad():
         for target, value in todo:
             target.copy_(value.reshape(target.shape))
+    for module, own in extras:
+        for name in _here(state, own, used)[:1]:
+            module.set_extra_state(state[name])
 
 
 def _names(applied: Applied) -> dict[int, list[str]]:
@@ -106,10 +116,17 @@ def _coverage(applied: Applied, found: Mapping[int, Tensor | None]) -> str:
     )
 
 
-def _find(state: Mapping[str, Tensor], names: list[str], used: set[str]) -> Tensor | None:
+def _find(state: Mapping[str, Any], names: list[str], used: set[str]) -> Tensor | None:
+    here = _here(state, names, used)
+    found: Tensor | None = state[here[0]].detach() if here else None
+    return found
+
+
+def _here(state: Mapping[str, Any], names: list[str], used: set[str]) -> list[str]:
+    """Those of some names that a state dict has."""
     here = [name for name in names if name in state]
     used.update(here)
-    return state[here[0]].detach() if here else None
+    return here
 
 
 def _copies(
@@ -131,12 +148,30 @@ def _copies(
         yield local[tuple(slice(a, b) for a, b in piece.dest)], part
 
 
-def _buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The buffers that a state dict has."""
-    for prefix, module in model.named_modules():
+def _buffers(model: nn.Module) -> Iterator[tuple[Tensor, list[str]]]:
+    """The buffers that a state dict has, each once with all of its names."""
+    found: dict[int, tuple[Tensor, list[str]]] = {}  # by id() while the model is alive
+    for path, module in model.named_modules(remove_duplicate=False):
         for name, buffer in module._buffers.items():
             if buffer is not None and name not in module._non_persistent_buffers_set:
-                yield f"{prefix}.{name}" if prefix else name, buffer
+                found.setdefault(id(buffer), (buffer, []))[1].extend(_keys(path, name))
+    return iter(found.values())
+
+
+def _extras(model: nn.Module) -> Iterator[tuple[nn.Module, list[str]]]:
+    """The modules that add something of their own to a state dict, with the names that it has."""
+    found: dict[nn.Module, list[str]] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            found.setdefault(module, []).extend(_keys(path, "_extra_state"))
+    return iter(found.items())
+
+
+def _keys(path: str, name: str) -> list[str]:
+    """What a state dict may call something: a wrapper around a layer leaves its own part out."""
+    registered = [*filter(None, path.split(".")), name]
+    canonical = [part for part in registered if part not in WRAPPER_PARTS]
+    return list(dict.fromkeys((".".join(canonical), ".".join(registered))))
 
 
 def _check(name: str, found: Tensor, wanted: tuple[int, ...] | torch.Size) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import hpx
@@ -22,6 +23,8 @@ PACKED = ShardingPlan(
     packed={"qkv.weight": {"dim": 0, "parts": {"q": 8, "k": 4, "v": 4}}},
     default="replicate",
 )
+WHOLE = ShardingPlan(default="replicate")
+PASSES = "@default, shard-params{nothing=allow}"
 
 
 class Fused(nn.Module):
@@ -121,6 +124,44 @@ def test_some_names_may_be_left_out_if_one_says_so() -> None:
     hpx.load_state_dict(model, {"qkv.bias": torch.ones(16), "other": torch.ones(1)}, strict=False)
     assert torch.equal(local(model.qkv.bias), torch.ones(8))
     assert torch.equal(local(model.qkv.weight), before)
+
+
+def test_a_buffer_of_a_shared_module_is_found_under_each_of_its_names() -> None:
+    model = nn.Sequential(Fused(), nn.BatchNorm1d(4))
+    model.add_module("2", model[1])
+    given = {name: tensor + 1 for name, tensor in model.state_dict().items()}
+    hpx.load_state_dict(applied(model, WHOLE, pipeline=PASSES), given)
+    assert model.get_buffer("2.running_mean").tolist() == [1, 1, 1, 1]
+
+
+def test_a_buffer_of_a_layer_that_is_checkpointed_since_is_found_under_its_own_name() -> None:
+    model: Any = applied(nn.Sequential(Fused()), WHOLE, pipeline=PASSES)
+    model[0] = checkpoint_wrapper(model[0])
+    hpx.load_state_dict(model, {f"0.{name}": tensor for name, tensor in state().items()})
+    assert model[0].steps.tolist() == [5.0, 6.0]
+
+
+class Counting(Fused):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0
+
+    def get_extra_state(self) -> int:
+        return self.seen
+
+    def set_extra_state(self, state: int) -> None:
+        self.seen = state
+
+
+def test_what_a_module_adds_to_a_state_dict_is_given_back_to_it() -> None:
+    model: Any = applied(Counting())
+    hpx.load_state_dict(model, {**state(), "_extra_state": 7})
+    assert model.seen == 7
+
+
+def test_what_a_module_adds_to_a_state_dict_may_not_be_missing() -> None:
+    with pytest.raises(HpxError, match="missing: _extra_state"):
+        hpx.load_state_dict(applied(Counting()), state())
 
 
 def test_a_model_that_nothing_was_applied_to_is_refused() -> None:
