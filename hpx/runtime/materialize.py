@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 
 from hpx.errors import PassError, PlacementMismatchError
@@ -280,7 +281,10 @@ def _assemble(
 ) -> torch.Tensor:
     """The local tensor, copied from the pieces of originals that it is made of."""
     shape = [stop - start for start, stop in ranges]
-    local = torch.empty(shape, dtype=like.dtype, device=like.device)
+    if isinstance(like, FakeTensor):  # what is made of it belongs to the same mode
+        local = like.detach().new_empty(shape)
+    else:
+        local = torch.empty(shape, dtype=like.dtype, device=like.device)
     if local.is_meta:
         return local
     with torch.no_grad():

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 
 from hpx.errors import HpxError
@@ -33,7 +34,7 @@ def verify_elements(applied: Applied, originals: dict[int, torch.Tensor]) -> Non
     for node in parameters_to_build(applied.run):
         found = current_parameter(applied, node).detach()
         local = found.to_local() if isinstance(found, DTensor) else found
-        if local.is_meta:
+        if local.is_meta or isinstance(local, FakeTensor):
             continue
         whole = put_together(node.expression, originals)
         ranges = local_ranges(node, applied.meshes)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
+from contextlib import nullcontext
 from typing import Any, Final
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.tensor import DTensor, Shard
 
@@ -358,3 +360,26 @@ def test_names_declared_tied_with_different_values_are_told(
     told = [record.getMessage() for record in caplog.records if record.name == "hpx"]
     ends = "model.embed_tokens.weight and lm_head.weight are declared tied and differ"
     assert told == [f"{ends}: the values of model.embed_tokens.weight stay"]
+
+
+@pytest.mark.parametrize("devices", [("cpu", "meta"), ("meta", "cpu"), ("fake", "fake")])
+def test_ends_of_a_declared_tie_without_values_are_not_compared(
+    fake_group: FakeGroup, caplog: pytest.LogCaptureFixture, devices: tuple[str, str]
+) -> None:
+    fake_group(0, 2)
+    plan = hpx.ShardingPlan({"0.weight": {"tp": "S(0)"}}, tied=[("0.weight", "1.weight")])
+    with FakeTensorMode() if "fake" in devices else nullcontext():
+        places = ["cpu" if device == "fake" else device for device in devices]
+        model = nn.Sequential(*(nn.Linear(4, 4, bias=False, device=place) for place in places))
+    hpx.apply(model, plan, "tp=2")
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("verify", ["fast", "full"])
+def test_fake_parameters_become_fake_shards(verify: Any) -> None:
+    with FakeTensorMode():
+        model = nn.Linear(4, 4)
+    hpx.apply(model, _plan(weight="S(0)"), "tp=2", verify=verify)
+    shard = _local(model.weight)
+    assert isinstance(shard, FakeTensor)
+    assert shard.shape == (2, 4)
