@@ -75,7 +75,7 @@ def fully_shard(
         _check_mesh(applied, "expert", meshes["expert"])
         _check_shares(applied, meshes)
     # Inner groups first: a group takes what the groups inside it have left.
-    for name in sorted(groups, key=lambda name: -name.count(".")):
+    for name in sorted(groups, key=len, reverse=True):
         view = groups[name]
         found = stock_fully_shard(applied.model.get_submodule(name), mesh=meshes[view], **options)
         if view == "expert":
@@ -129,6 +129,7 @@ def clip_grad_norm_(
 
     Raises:
         HpxError: The model's parameters are local for good.
+        RuntimeError: As torch's own function: the norm is not finite, and that is an error.
     """
     applied = applied_to(model) if isinstance(model, nn.Module) else None
     if applied is not None and applied.permanent:

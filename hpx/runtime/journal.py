@@ -133,7 +133,8 @@ class Journal:
 
 def _take_off(register: Callable[..., Any], hook: Callable[..., Any]) -> None:
     """Take a hook off a module by itself, without its handle."""
-    tables = [table for name, table in vars(register.__self__).items() if "_hooks" in name]  # type: ignore[attr-defined]
+    held = vars(register.__self__).items()  # type: ignore[attr-defined]
+    tables = [table for name, table in held if "_hooks" in name and isinstance(table, dict)]
     keys = {
         key
         for table in tables

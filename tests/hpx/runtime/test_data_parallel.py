@@ -1,10 +1,11 @@
-"""What ``hpx.fully_shard`` refuses, on one rank of a fake group."""
+"""What ``hpx.fully_shard`` makes groups of and refuses, on one rank of a fake group."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 import hpx
 from hpx.errors import MeshError
@@ -27,3 +28,14 @@ def test_an_ep_group_that_holds_a_part_of_a_data_rank_is_refused(fake_group: Fak
     with pytest.raises(MeshError, match=r"a data rank has 2 ranks, and an ep group 3") as caught:
         hpx.fully_shard(applied)
     assert caught.value.fix == "use an ep that divides 2, or is a multiple of it"
+
+
+@pytest.mark.parametrize("modules", [["", "1"], ["1", ""]])
+def test_the_model_itself_is_the_last_group_wherever_it_is_named(
+    fake_group: FakeGroup, modules: list[str]
+) -> None:
+    fake_group(0, 4)
+    model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8))
+    plan = hpx.ShardingPlan(params={"0.weight": {"tp": "S(0)"}}, default="replicate")
+    hpx.fully_shard(hpx.apply(model, plan, "dp=2,tp=2"), modules=modules)
+    assert [isinstance(module, FSDPModule) for module in model.modules()] == [True, False, True]

@@ -125,8 +125,10 @@ def test_a_change_that_breaks_half_way_is_taken_back_too() -> None:
     assert found == {"a": 1}
 
 
-def test_a_hook_whose_registration_is_interrupted_is_taken_off() -> None:
+@pytest.mark.parametrize("own", [{}, {"own_hooks": [1], "has_hooks": True}])
+def test_a_hook_whose_registration_is_interrupted_is_taken_off(own: dict[str, object]) -> None:
     model = nn.Linear(2, 2)
+    model.__dict__.update(own)
     before = snapshot(model)
 
     def register_forward_hook(hook: Callable[..., None]) -> object:
