@@ -43,8 +43,9 @@ def check(
     Raises:
         HpxError: The plan is refused, the model cannot be read, or time is over.
     """
-    if timeout <= 0 or tolerance < 0:
-        raise UsageError("--timeout and --tolerance are positive numbers")
+    from hpx.numeric.checking import refuse_limits
+
+    refuse_limits(tolerance, timeout)
     reports: list[Any] = []
     with limited(timeout + _GRACE, timeout), Progress(f"reading {model}") as progress:
         from hpx.mesh import MeshSpec

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import pickle
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from hpx.errors import HpxError, InputError, TooLargeError
+from hpx.errors import HpxError, InputError, TooLargeError, UsageError
 from hpx.mesh import MeshSpec
 from hpx.numeric.pool import LIMIT, PRELOAD, Pool, RanksFailedError
 from hpx.numeric.preparing import Subject, in_place, prepare
 from hpx.numeric.report import Blame, Report, blame, blame_module, figures_of
+from hpx.numeric.worker import pickled
 from hpx.plan import ShardingPlan
 
 if TYPE_CHECKING:
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
     from hpx.numeric.ranks import Measured
     from hpx.pipeline.info import Pass
 
-__all__ = ["TOLERANCE", "check", "check_in", "new_pool"]
+__all__ = ["TOLERANCE", "check", "check_in", "new_pool", "refuse_limits"]
 
 TOLERANCE: Final = 1e-9
 """Of ``max|a-b| / max|b|``, for each tensor."""
@@ -74,6 +77,7 @@ def check(
         HpxError: The plan is refused, the model cannot be read or is not fit for a check, or time
             is over.
     """
+    refuse_limits(tolerance, timeout)
     start = time.perf_counter()
     own = None
     subject = prepare(
@@ -96,6 +100,24 @@ def check(
     finally:
         if own is not None:
             own.close()
+
+
+def refuse_limits(tolerance: float, timeout: float) -> None:
+    """Refuse limits that are none.
+
+    Args:
+        tolerance: Of deviations.
+        timeout: In seconds.
+
+    Raises:
+        UsageError: One of them is negative, infinite or no number; or there is no time.
+    """
+    if not 0 <= tolerance < math.inf:  # nor is it "nan", which compares to none
+        raise UsageError(f"the tolerance is {tolerance:g}", fix="give a positive number, or 0")
+    if not 0 < timeout < threading.TIMEOUT_MAX:
+        raise UsageError(
+            f"the time limit is {timeout:g} s", fix="give a positive number of seconds"
+        )
 
 
 def check_in(
@@ -162,7 +184,7 @@ def _on_this_group(subject: Subject) -> Callable[..., list[Any]]:
         try:
             mine = pickle.dumps(function(subject.case, *args))
         except Exception as error:  # noqa: BLE001 - the other ranks have to hear of it
-            mine = error
+            mine = error if pickled(error) else _told(error)
         every: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(every, mine)
         for one in every:
@@ -171,6 +193,11 @@ def _on_this_group(subject: Subject) -> Callable[..., list[Any]]:
         return [pickle.loads(one) for one in every]
 
     return call
+
+
+def _told(error: Exception) -> InputError:
+    """What stands for an error that cannot travel."""
+    return InputError("a rank failed", why=f"{type(error).__name__}: {error}")
 
 
 def _report(
