@@ -81,7 +81,8 @@ def failing(subject: Subject, conditions: tuple[Condition, ...]) -> list[str]:
     Raises:
         UsageError: It takes layouts or a comparison to tell, and there is none.
     """
-    total = sum(node.spec.num_bytes for node in subject.graph.parameters())
+    kept = (node for node in subject.graph.parameters() if node.id not in subject.gone)
+    total = sum(node.spec.num_bytes for node in kept)
     return [line for each in conditions if (line := _check(subject, each, total))]
 
 
@@ -103,8 +104,9 @@ def _check(subject: Subject, condition: Condition, total: int) -> str:
 
 def _ids(subject: Subject, kind: str) -> set[int]:
     if kind != _DEVIATION:
-        return ids_of_kind(subject, cast(Only, kind), "--fail-on")
+        found = ids_of_kind(subject, cast(Only, kind), "--fail-on")
+        return found if kind == "changed" else found - subject.gone
     decided = {n: decision.pass_ for n, decision in subject.decisions.items()}
     folded = fold_graph(subject.full_graph, "layout", decided=decided)
-    found = find_deviations(folded, Placer(subject.mesh), subject.decisions)
-    return {node_id for deviation in found for node_id in deviation.nodes}
+    deviations = find_deviations(folded, Placer(subject.mesh), subject.decisions)
+    return {node_id for deviation in deviations for node_id in deviation.nodes}

@@ -69,7 +69,9 @@ def ids_of_kind(subject: Subject, kind: Only, option: str = "--only") -> set[int
     if kind == "changed":
         return set(_changed(subject, option))
     test = _tests(subject)[kind]
-    return {node.id for node in graph.parameters() if test(node)}
+    # What is gone has no layout, which is no fault of it.
+    gone = subject.gone if kind in _NEEDS_LAYOUTS else frozenset[int]()
+    return {node.id for node in graph.parameters() if test(node) and node.id not in gone}
 
 
 def has_layouts(subject: Subject) -> bool:

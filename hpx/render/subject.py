@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from hpx.errors import UsageError
@@ -62,6 +63,11 @@ class Subject:
     diff: Diff | None = None
     compared: Mapping[int, Mark] = field(default_factory=dict)
     was: Mapping[int, str] = field(default_factory=dict)
+
+    @cached_property
+    def gone(self) -> frozenset[int]:
+        """Ids of what is in the graph only because a comparison removed it."""
+        return frozenset(n for n, mark in self.compared.items() if mark == "removed")
 
     @property
     def full_graph(self) -> ModuleGraph:

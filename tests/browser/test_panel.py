@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from hpx.graph.edit import set_key
 from hpx.graph.graph import ModuleGraph
+from hpx.layout import Layout
 from hpx.plan import ShardingPlan
 from hpx.run import Run, run
 from tests.browser.conftest import Open, graph_of, moe
@@ -187,3 +189,14 @@ def test_a_comparison_marks_what_differs_and_says_what_it_was(show: Open) -> Non
     page.click(".row .label", "a.weight")
     assert "shape [4, 4]" in said(page)["Was"]
     assert "3 unique" in page.text("#facts")
+
+
+def test_what_a_comparison_removed_is_not_said_to_have_no_layout(show: Open) -> None:
+    old, new = graph_of({"a.weight": (4, 4), "b.weight": (2,)}), graph_of({"a.weight": (4, 4)})
+    for graph in (old, new):
+        set_key(graph, [node.id for node in graph.parameters()], "layout", Layout.parse("tp:S(0)"))
+    page = show(old, against=new)
+    assert page.texts(".row .cell.layout") == ["tp:S(0)", ""]
+    page.click(".row .label", "b.weight")
+    assert "removed" in said(page)["Stands out"]
+    assert "No pass" not in page.text("#panel")

@@ -103,6 +103,7 @@ const COLUMNS = [
     return box;
   }],
   ['layout', 'Layout', (row, facts) => {
+    if (facts.kind === TENSOR && facts.mark === 'removed') return '';
     if (facts.kind === TENSOR) return T.kind[facts.form] === 0 ? tokenChip(tokenOfRow(row)) : DATA.kinds[T.kind[facts.form]];
     return facts.kind === MODULE && state.colorBy === 'layout' ? bar(sharesOfRow(row)) : '';
   }],

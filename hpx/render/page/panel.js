@@ -143,7 +143,7 @@ function tensorParts(place) {
     ['Gradient', T.reduce[form] >= 0 ? `must be summed over ${DATA.reduces[T.reduce[form]].join(', ')}` : ''],
   ])];
   if (aliases.length) parts.push(section('One tensor with these names too', names(aliases)));
-  if (parameter && DATA.layoutsKnown) {
+  if (parameter && DATA.layoutsKnown && DATA.marks[T.mark[form]] !== 'removed') {
     parts.push(section('Layout', ...layoutParts(form)));
     if (layout >= 0 && DATA.layouts[layout].cuts.length) parts.push(piecesPart(form));
   }

@@ -7,6 +7,8 @@ import pytest
 from hpx.errors import UsageError
 from hpx.graph import ModuleGraph
 from hpx.render import Options, draw, view
+from hpx.render.conditions import failing, parse_conditions
+from hpx.render.prepare import without_only
 from hpx.render.viewmodel import Row, View
 from hpx.run import Run, run
 
@@ -129,6 +131,18 @@ def test_only_changed_leaves_what_differs(tree: TreeOf) -> None:
     old, new = tree({"a.w": (2,), "b.w": (3,)}), tree({"a.w": (2,), "b.w": (4,)})
     made = compared(old, new, only=("changed",))
     assert [row.path for row in made.rows()] == ["b.w"]
+
+
+def test_what_was_removed_is_no_parameter_without_a_layout(tree: TreeOf) -> None:
+    old = tree({"a.w": (30,), "b.w": (90,)}, layouts={"a.w": "R", "b.w": "tp:S(0)"})
+    new = tree({"a.w": (30,)}, layouts={"a.w": "R"})
+    options = Options(against=new, only=("unset", "unsharded"))
+    assert [row.path for row in view(old, options, picture=False).rows()] == ["a.w"]
+    subject = without_only(old, Options(against=new))
+    assert failing(subject, parse_conditions("unset,experts")) == []
+    [line] = failing(subject, parse_conditions("unsharded"))
+    assert "1 parameter, 60 bytes, 100.0% of the bytes: a.w" in line
+    assert len(failing(subject, parse_conditions("changed"))) == 1
 
 
 def test_a_step_of_a_model_is_refused(tree: TreeOf) -> None:
