@@ -20,11 +20,12 @@ __all__ = ["draw", "leaving_failures"]
 _FORMATS: Final = ("svg", "png", "pdf", "dot")
 
 
-def _picture_format(output: str) -> str:
+def _picture_format(output: str, run: str | None) -> str:
     """The format that the suffix says, before any work is done.
 
     Raises:
-        UsageError: It says none that a pipeline is drawn in, or the place cannot be written.
+        UsageError: It says none that a pipeline is drawn in, or the place cannot be written, or is
+            the file of the run.
     """
     from hpx._files import check_writable
 
@@ -35,7 +36,7 @@ def _picture_format(output: str) -> str:
             why="the suffix does",
             fix=f"end it in {', '.join('.' + name for name in _FORMATS)}",
         )
-    check_writable(Path(output))
+    check_writable(Path(output), (run,))
     return found
 
 
@@ -104,7 +105,7 @@ def draw(run: str | None, pipeline: str | None, output: str) -> None:
         RenderError: There is no Graphviz, or it failed.
         TooLargeError: It took too long; the DOT text is kept beside ``output``.
     """
-    chosen = _picture_format(output)
+    chosen = _picture_format(output, run)
     if pipeline is not None:
         picture = _picture_of_text(pipeline)
     elif run is not None:

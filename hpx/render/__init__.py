@@ -215,7 +215,7 @@ def render(
         The path.
 
     Raises:
-        TooLargeError: See `draw`; the DOT text is then left beside ``path``.
+        TooLargeError: See `draw`; the DOT text is left beside ``path`` if Graphviz was to draw it.
         HpxError: See `draw`.
     """
     place = Path(path)
@@ -232,7 +232,8 @@ def save(
     try:
         return write_bytes(place, draw(target, format, options))
     except TooLargeError as error:
-        keep_dot(draw(target, "dot", options).decode(), place, error)
+        if options.engine != "builtin":  # which draws without any
+            keep_dot(draw(target, "dot", options).decode(), place, error)
         raise
 
 

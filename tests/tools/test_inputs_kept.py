@@ -52,3 +52,12 @@ def test_hpx_viz_does_not_write_over_what_it_reads(
     assert viz.main(arguments) == 2
     assert "it is what is read. Fix: give -o another name" in capsys.readouterr().err
     assert Path("input").read_text() == LLAMA_PLAN
+
+
+def test_a_picture_of_a_pipeline_is_not_drawn_over_its_run(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("run.dot").symlink_to("input")
+    assert cli.main(["passes", "run.dot", "-o", "run.dot"]) == 2
+    assert "it is what is read. Fix: give -o another name" in capsys.readouterr().err
+    assert Path("input").read_text() == LLAMA_PLAN

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from hpx.errors import TooLargeError
 from hpx.graph import ModuleGraph
 from hpx.mesh import MeshSpec
+from hpx.render import render
 from hpx.render.build import build_view
 from hpx.render.outline import view_to_svg
 from hpx.render.subject import Subject
@@ -87,3 +89,12 @@ def test_an_outline_of_thousands_of_rows_is_shaped_like_a_screen(tree: TreeOf) -
 def test_an_outline_without_end_is_refused(tree: TreeOf) -> None:
     with pytest.raises(TooLargeError, match="60,001 lines"):
         outline(tree({f"w{i}": (i + 1,) for i in range(60_000)}))
+
+
+def test_a_file_of_an_outline_without_end_is_refused_in_the_same_words(
+    tree: TreeOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpx.render.outline._MOST_LINES", 5)
+    with pytest.raises(TooLargeError, match="would have 7 lines"):
+        render(tree({f"w{i}": (i + 1,) for i in range(6)}), tmp_path / "a.svg", engine="builtin")
+    assert list(tmp_path.iterdir()) == []
