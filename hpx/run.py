@@ -18,6 +18,7 @@ from hpx import __version__
 from hpx._files import read_text, write_text
 from hpx._fingerprint import fingerprint, plain
 from hpx._saved import check_saved
+from hpx._schemas import another_kind, no_run
 from hpx.check.checks import run_checks
 from hpx.errors import HpxError, InputError, UsageError
 from hpx.graph.graph import ModuleGraph
@@ -267,12 +268,11 @@ class Run:
         try:
             value = json.loads(read_text(Path(path)))
         except InputError:
-            raise _no_run(path, "it is not a text file") from None
+            raise no_run(path, "it is not a text file") from None
         except (ValueError, RecursionError) as error:
-            raise _no_run(path, f"it is not JSON: {error}") from None
+            raise no_run(path, f"it is not JSON: {error}") from None
         if not isinstance(value, dict) or value.get("schema") != SCHEMA:
-            found = value.get("schema") if isinstance(value, dict) else None
-            raise _no_run(path, f"its schema is {found!r}, not {SCHEMA!r}")
+            raise another_kind(path, value if isinstance(value, dict) else {}, SCHEMA)
         try:
             check_saved(value)
             return cls.from_json(value)
@@ -369,11 +369,6 @@ def _of_pipeline(passes: Sequence[object]) -> Iterator[Problem]:
     if not passes:
         text = "the pipeline is empty: no pass ran, and nobody decided anything"
         yield Problem("warning", (), text, "leave it out for @default", "schedule")
-
-
-def _no_run(path: str | Path, why: str) -> InputError:
-    fix = "make one with: hpx run MODEL --mesh M --plan F -o run.json"
-    return InputError(f"{path} is not a saved run", why=why, fix=fix)
 
 
 @contextmanager

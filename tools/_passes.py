@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Iterable
+from pathlib import Path
 
 from hpx._text import reasons_text
-from hpx.errors import PipelineError
+from hpx.errors import PipelineError, UsageError
 from hpx.pipeline import PRESETS, Origin, Schedule, registry
 from hpx.pipeline.info import Pass, option_types
 from hpx.pipeline.options import expected, written
 from hpx.tools._tables import Block, Table
 
 __all__ = [
+    "check_is_name",
     "describe_pass",
     "known_passes",
     "list_passes",
@@ -80,6 +82,20 @@ def pass_to_json(name: str) -> dict[str, object]:
             for option, kind in option_types(cls).items()
         ],
     }
+
+
+def check_is_name(name: str) -> None:
+    """Refuse a pipeline and a file, which are asked for otherwise.
+
+    Raises:
+        UsageError: It is one of them.
+    """
+    if name.startswith(("@", "!")) or "," in name or "{" in name:
+        raise UsageError(f"{name!r} is a pipeline, not the name of a pass", fix=f"-p '{name}'")
+    if Path(name).is_file():
+        raise UsageError(
+            f"{name} is a file, not the name of a pass", fix="-o F.svg draws the pipeline of a run"
+        )
 
 
 def describe_pass(name: str) -> list[Block]:

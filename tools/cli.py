@@ -230,6 +230,7 @@ def passes_command(
         else:
             emit_report(_passes.schedule_report(plan, text))
     elif name is not None:
+        _passes.check_is_name(name)
         if json:
             emit_json(_passes.pass_to_json(name))
         else:

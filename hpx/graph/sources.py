@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from hpx._files import near_files
+from hpx._schemas import written_by_hpx
 from hpx.errors import InputError, UsageError
 from hpx.graph.from_config import graph_from_config
 from hpx.graph.from_distributed import graph_from_distributed
@@ -162,10 +163,9 @@ def _open_json(path: Path, text: str, reading: Reading) -> ModuleGraph:
         return graph_from_index(path, text, f"checkpoint:{_relative(text)}", reading)
     if "model_type" in content or "architectures" in content:
         return graph_from_config(path, text, f"config:{_relative(text)}")
-    if str(content.get("schema", "")).startswith("hpx."):
-        raise InputError(
-            f"{text} is a saved run, not a model", fix="hpx explain, hpx diff and hpx-viz read it"
-        )
+    written = written_by_hpx(text, content)
+    if written is not None:
+        raise InputError(f"{text} is {written[0]}, not a model", fix=written[1])
     raise InputError(
         f"{text} is no model", why="it has neither a weight_map nor a model_type", fix=_TAKEN
     )

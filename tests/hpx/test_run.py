@@ -167,6 +167,15 @@ def test_a_file_that_is_not_there_names_those_that_look_like_it(tmp_path: Path) 
         Run.load(tmp_path / "run.jsn")
 
 
+def test_what_a_failed_run_left_is_no_run_and_says_what_draws_it(tmp_path: Path) -> None:
+    path = tmp_path / "run.failed.json"
+    path.write_text('{"schema": "hpx.failed/1"}')
+    with pytest.raises(InputError) as caught:
+        Run.load(path)
+    assert "not a saved run: it is what is left of a run that failed" in str(caught.value)
+    assert str(caught.value).endswith(f"Fix: hpx passes {path} -o F.svg draws the step that failed")
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "{}", '{"schema": "hpx.run/9"}', "\x00"])
 def test_a_file_that_is_no_run_is_an_input_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.json").write_text(text)

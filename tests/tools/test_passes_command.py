@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import Distribution, EntryPoint
+from pathlib import Path
 from typing import NamedTuple, cast
 
 import pytest
@@ -71,3 +72,16 @@ def test_facts_that_nobody_provides_are_assumed_of_the_model(run_hpx: Command) -
 
 def test_an_unknown_pass_is_an_error_with_the_nearest(run_hpx: Command) -> None:
     assert "did you mean shard-params" in error_line(run_hpx("passes", "shard-parms"), 2)
+
+
+def test_a_pipeline_in_place_of_a_name_is_told_the_option(run_hpx: Command) -> None:
+    line = error_line(run_hpx("passes", "@run"), 2)
+    assert "'@run' is a pipeline, not the name of a pass. Fix: -p '@run'" in line
+
+
+def test_a_file_in_place_of_a_name_is_told_that_it_is_drawn(
+    run_hpx: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "run.json").touch()
+    line = error_line(run_hpx("passes", tmp_path / "run.json"), 2)
+    assert "is a file, not the name of a pass. Fix: -o F.svg draws the pipeline of a run" in line

@@ -60,6 +60,12 @@ def test_a_saved_run_is_no_model() -> None:
         open_model("run.json")
 
 
+def test_what_a_failed_run_left_is_no_model_and_says_what_draws_it() -> None:
+    save_json("run.failed.json", {"schema": "hpx.failed/1"})
+    with pytest.raises(InputError, match=r"Fix: hpx passes run.failed.json -o F.svg draws"):
+        open_model("run.failed.json")
+
+
 def test_other_json_is_no_model() -> None:
     save_json("x.json", {"a": 1})
     with pytest.raises(InputError, match="neither a weight_map nor a model_type"):
