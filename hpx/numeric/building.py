@@ -167,7 +167,7 @@ def choose_attention(model: nn.Module, attention: str) -> None:
     """Have a model of transformers use one implementation of attention.
 
     Raises:
-        UsageError: It is of another kind.
+        UsageError: It is of another kind, or has no such implementation.
     """
     choose = getattr(model, "set_attn_implementation", None)
     if choose is None:
@@ -176,7 +176,14 @@ def choose_attention(model: nn.Module, attention: str) -> None:
             why="only models of transformers have several",
             fix="leave --attn out",
         )
-    choose(attention)
+    try:
+        choose(attention)
+    except Exception as error:  # noqa: BLE001 - whatever transformers thinks of it
+        raise UsageError(
+            f"a {type(model).__name__} has no attention '{attention}'",
+            why=f"{type(error).__name__}: {' '.join(str(error).split())[:200]}",
+            fix="leave --attn out, or choose another one",
+        ) from None
 
 
 def twins(source: Source, attention: str | None = None) -> tuple[Built, nn.Module]:

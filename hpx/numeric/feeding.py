@@ -48,7 +48,11 @@ def given_inputs(given: object) -> Arguments:
 
 
 def _double(tensor: Tensor) -> Tensor:
-    return tensor.double() if tensor.is_floating_point() else tensor
+    """In float64, and made by nobody: as a leaf it can be copied."""
+    leaf = tensor.detach()
+    if not leaf.is_floating_point():
+        return leaf
+    return leaf.double().requires_grad_(tensor.requires_grad)
 
 
 def inputs_of(model: nn.Module, index: int) -> Arguments:
@@ -159,12 +163,14 @@ def default_loss(inputs: Arguments) -> LossFunction:
         if not found:
             raise InputError("the model's answer has no tensor", fix="give a loss function")
         scores = found.get("logits", next(iter(found.values())))
-        if scores.dim() == 3 and ids is not None and ids.shape == scores.shape[:2]:
+        following = ids is not None and ids.shape == scores.shape[:2] and ids.shape[1] > 1
+        if scores.dim() == 3 and ids is not None and following:
             if int(ids.max()) < scores.shape[-1]:
                 return functional.cross_entropy(scores[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
-        elif scores.dim() == 2 and "logits" in found:
-            classes = torch.arange(scores.shape[0]) % scores.shape[1]
-            return functional.cross_entropy(scores, classes)
+        elif "logits" in found if scores.dim() == 2 else scores.dim() == 3 and _one_token(ids):
+            flat = scores.flatten(0, -2)
+            classes = torch.arange(flat.shape[0]) % flat.shape[1]
+            return functional.cross_entropy(flat, classes)
         generator = torch.Generator().manual_seed(2)
         weighted = [
             (x * torch.randn(x.shape, generator=generator, dtype=x.dtype)).mean()
@@ -174,3 +180,8 @@ def default_loss(inputs: Arguments) -> LossFunction:
         return torch.stack(weighted).sum()
 
     return loss
+
+
+def _one_token(ids: Tensor | None) -> bool:
+    """Whether no token follows another one."""
+    return ids is not None and ids.dim() == 2 and ids.shape[1] == 1

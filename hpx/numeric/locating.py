@@ -4,7 +4,8 @@ Forward, it is the first call whose output differs though its inputs do not. Bac
 innermost call whose output gradient is right, and that of an input or of its own parameters is not.
 
 What a rank holds inside a region is a part. It is compared where it can be put together: side by
-side on the dim in which it is smaller, or as a sum. What fits in neither way is not judged.
+side on the dim in which it is smaller, or as a sum. What fits in neither way is not judged. Where
+ranks share a sequence that they do not divide, the last ones have some positions too many.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ Verdict: TypeAlias = Literal["same", "differs", "unknown"]
 Parts: TypeAlias = Sequence[Mapping[Spot, Tensor]]
 
 _WHOLE: Final = ("rowwise", "embedding", "lm_head")
+_POSITIONS: Final = 1
 _SMALL: Final = 1e-6
 """Of the largest gradient: smaller ones are measured against it, as they are rounding in part."""
 
@@ -56,10 +58,13 @@ class Regions:
     def __init__(self, graph: ModuleGraph) -> None:
         self.boundary: dict[str, str] = {}
         self.columns: set[str] = set()
+        self.streams = False
+        """Whether ranks share the sequence, padded so that they can."""
         for node in graph.modules():
             role = node.props.get("boundary")
             if isinstance(role, str):
                 self.boundary[graph.path(node.id)] = role
+                self.streams |= role == "stream"
         for tensor in graph.parameters():
             if tensor.name == "weight" and _is_plain_column(graph, tensor):
                 self.columns.add(graph.path(tensor.parent))
@@ -152,6 +157,8 @@ class _Judge:
         if _is_gradient(spot):
             scale = max(scale, self.floor)
         ways = _ways(parts, expected, inside=inside)
+        if self.regions.streams:
+            ways += _padded(parts, expected)
         far = min((max(distance(x, expected, scale) for x in way) for way in ways), default=inf)
         self.by[spot] = far
         if far <= self.tolerance:
@@ -174,6 +181,18 @@ def _ways(parts: Sequence[Tensor], expected: Tensor, *, inside: bool) -> list[li
     if len(dims) != 1 or sum(part.shape[dims[0]] for part in parts) != shape[dims[0]]:
         return []
     return [[torch.cat(list(parts), dim=dims[0])]]
+
+
+def _padded(parts: Sequence[Tensor], expected: Tensor) -> list[list[Tensor]]:
+    """The positions of all ranks one after the other, without those that fill up the last ones."""
+    shape = expected.shape
+    if len(shape) <= _POSITIONS or not shape[_POSITIONS] % len(parts):
+        return []
+    own = -(-shape[_POSITIONS] // len(parts))
+    of_rank = (*shape[:_POSITIONS], own, *shape[_POSITIONS + 1 :])
+    if any(part.shape != of_rank for part in parts):
+        return []
+    return [[torch.cat(list(parts), _POSITIONS).narrow(_POSITIONS, 0, shape[_POSITIONS])]]
 
 
 def _forward(judge: _Judge) -> Located | None:

@@ -9,7 +9,18 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from torch import Tensor
 
-__all__ = ["KINDS", "Deviation", "Key", "Kind", "deviations", "distance", "largest"]
+from hpx.errors import InputError
+
+__all__ = [
+    "KINDS",
+    "Deviation",
+    "Key",
+    "Kind",
+    "deviations",
+    "distance",
+    "largest",
+    "refuse_no_numbers",
+]
 
 Kind: TypeAlias = Literal["output", "loss", "gradient", "parameter"]
 KINDS: Final[tuple[Kind, ...]] = ("output", "loss", "gradient", "parameter")
@@ -51,7 +62,9 @@ class Deviation:
 
 
 def distance(found: Tensor, expected: Tensor, scale: float | None = None) -> float:
-    """``max|a-b| / max|b|``; infinite for another shape, or where only one is a number.
+    """``max|a-b| / max|b|``; infinite for another shape, or where one is no number.
+
+    Where both are the same infinity, as scores that are masked, they are equal.
 
     >>> import torch
     >>> distance(torch.tensor([1.0, 2.5]), torch.tensor([1.0, 2.0]))
@@ -61,9 +74,38 @@ def distance(found: Tensor, expected: Tensor, scale: float | None = None) -> flo
         return math.inf
     if not expected.numel():
         return 0.0
-    apart = float((found - expected).abs().max())
-    of = float(expected.abs().max()) if scale is None else scale
+    apart = float((found - expected).abs().masked_fill(found == expected, 0.0).max())
+    of = _scale(expected) if scale is None else scale
     return apart / (of or 1.0) if math.isfinite(apart) else math.inf
+
+
+def _scale(tensor: Tensor) -> float:
+    """The largest of its values that are finite."""
+    if not tensor.numel():
+        return 0.0
+    return float(tensor.abs().nan_to_num(0.0, 0.0, 0.0).max())
+
+
+def refuse_no_numbers(expected: Mapping[Key, Tensor], model: str) -> None:
+    """Refuse a step of the unsharded model with which nothing can be compared.
+
+    Args:
+        expected: What it gave.
+        model: How messages name the model.
+
+    Raises:
+        InputError: There is a value that is no number.
+    """
+    for key, value in expected.items():
+        wrong = value.isnan() if key.kind == "output" else ~value.isfinite()
+        if bool(wrong.any()):
+            what = f"{key.kind} {key.name}".strip()
+            raise InputError(
+                f"{model} gives nothing to compare with, unsharded",
+                why=f"of its {what} {int(wrong.sum())} of {value.numel()} values"
+                f" {'are' if int(wrong.sum()) > 1 else 'is'} {float(value[wrong][0])}",
+                fix="give example inputs and a loss that it computes numbers of",
+            )
 
 
 def deviations(found: Mapping[Key, Tensor], expected: Mapping[Key, Tensor]) -> list[Deviation]:
@@ -81,7 +123,7 @@ def deviations(found: Mapping[Key, Tensor], expected: Mapping[Key, Tensor]) -> l
         if other is None:
             made.append(Deviation(key, math.inf, 0.0, "the unsharded model does not give it"))
             continue
-        scale = float(other.abs().max()) if other.numel() else 0.0
+        scale = _scale(other)
         note = ""
         if value.shape != other.shape:
             note = f"its shape is {tuple(value.shape)}, not {tuple(other.shape)}"

@@ -18,7 +18,7 @@ from hpx.numeric.building import Source, twins
 from hpx.numeric.failing import attempt
 from hpx.numeric.feeding import LossFunction, default_loss, given_inputs, inputs_of
 from hpx.numeric.locating import Located, Regions, locate
-from hpx.numeric.measure import Deviation, deviations
+from hpx.numeric.measure import Deviation, deviations, refuse_no_numbers
 from hpx.numeric.precision import KeepDouble
 from hpx.numeric.recording import Recorder, Spot
 from hpx.numeric.step import Batch, data_index, in_parts, sharded_step, tie_as, whole_step
@@ -103,6 +103,7 @@ def measure_on_rank(case: Case) -> Measured:
             pair.whole,
             lambda: whole_step(pair.whole, pair.applied, pair.batches, case.steps),
         )
+        refuse_no_numbers(expected, case.source.name)
         found = attempt(
             "sharded",
             pair.applied.model,
@@ -128,8 +129,8 @@ def find_on_rank(case: Case, wrong: Collection[str], tolerance: float) -> Locate
     with _surroundings(case):
         pair = _pair(case)
         batch = pair.batches[pair.index]
-        expected = _recorded(pair.whole, pair.whole, batch)
-        found = _recorded(pair.applied.model, pair.computed, batch)
+        expected = _recorded(pair.whole, pair.whole, batch, pair.applied)
+        found = _recorded(pair.applied.model, pair.computed, batch, pair.applied)
     if "tp" not in pair.applied.meshes.spec.dense.sizes:
         gathered: list[Any] | None = [found]
     else:
@@ -142,10 +143,13 @@ def find_on_rank(case: Case, wrong: Collection[str], tolerance: float) -> Locate
     return locate(gathered, expected, Regions(pair.applied.run.graph), wrong, tolerance)
 
 
-def _recorded(model: nn.Module, computed: nn.Module, batch: Batch) -> dict[Spot, Tensor]:
+def _recorded(
+    model: nn.Module, computed: nn.Module, batch: Batch, applied: Applied
+) -> dict[Spot, Tensor]:
     with Recorder(model) as recorder:
-        output = computed(*batch.inputs[0], **batch.inputs[1])
-        with in_parts(output):
+        with in_parts(applied):
+            output = batch.given_to(computed)
+        with in_parts(applied):
             batch.loss(output).backward()  # type: ignore[no-untyped-call]
     return recorder.values
 

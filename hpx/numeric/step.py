@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.utils import _pytree
 
 from hpx.arguments import Arguments
 from hpx.graph.nodes import TensorNode
@@ -38,6 +40,17 @@ class Batch:
 
     inputs: Arguments
     loss: LossFunction
+
+    def given_to(self, model: nn.Module) -> Any:
+        """What a model makes of the inputs: of a copy, as it may write to what it is given."""
+        copied = copy.deepcopy(self.inputs)
+        args, kwargs = _pytree.tree_map_only(Tensor, _no_leaf, copied)
+        return model(*args, **kwargs)
+
+
+def _no_leaf(tensor: Tensor) -> Tensor:
+    """Such that it can be written to."""
+    return tensor.clone() if tensor.requires_grad else tensor
 
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
@@ -70,7 +83,7 @@ def whole_step(
     for step in range(steps):
         optimizer.zero_grad()
         for index, batch in enumerate(batches):
-            output = model(*batch.inputs[0], **batch.inputs[1])
+            output = batch.given_to(model)
             loss = batch.loss(output)
             (loss / len(batches)).backward()  # type: ignore[no-untyped-call]
             if step == 0:
@@ -131,8 +144,9 @@ def sharded_step(
     found: dict[Key, Tensor] = {}
     for step in range(steps):
         optimizer.zero_grad()
-        output = (model if computed is None else computed)(*batch.inputs[0], **batch.inputs[1])
-        with in_parts(output):
+        with in_parts(applied):
+            output = batch.given_to(model if computed is None else computed)
+        with in_parts(applied):
             loss = batch.loss(output)
             (loss if averaged else loss / number).backward()  # type: ignore[no-untyped-call]
         if not averaged:
@@ -146,14 +160,34 @@ def sharded_step(
     return {key: value.detach() for key, value in found.items()}
 
 
-def in_parts(output: object) -> AbstractContextManager[None]:
-    """Where a loss of scores that stay in columns is computed; anywhere, for whole ones."""
-    if not any(isinstance(tensor, DTensor) for _, tensor in tensors_in(output)):
-        return nullcontext()
+@contextmanager
+def in_parts(applied: Applied) -> Iterator[None]:
+    """Where a loss of scores that stay in columns is computed; anywhere, for whole ones.
+
+    Args:
+        applied: The sharded model.
+    """
+    if not _leaves_columns(applied):
+        yield
+        return
     from torch.distributed.tensor.parallel import loss_parallel
 
-    found: AbstractContextManager[None] = loss_parallel()
-    return found
+    context = loss_parallel()
+    context.__enter__()
+    try:
+        yield
+    finally:
+        with suppress(KeyError):  # the model's own code was in such a context, and has left both
+            context.__exit__(None, None, None)
+
+
+def _leaves_columns(applied: Applied) -> bool:
+    for event in applied.run.events:
+        if event.kind == "attach" and isinstance(event.new, Mapping):
+            options = event.new.get("options")
+            if isinstance(options, Mapping) and options.get("output") == "columns":
+                return True
+    return False
 
 
 def _whole(tensor: Tensor) -> Tensor:
@@ -194,15 +228,18 @@ def _gathered(applied: Applied, node: TensorNode, tensor: Tensor) -> Tensor:
 
 
 def _sum_over_data(applied: Applied) -> None:
+    trained = [parameter for parameter in applied.model.parameters() if parameter.requires_grad]
     for axis in _data_axes(applied):
         group = applied.meshes.sub(axis).get_group()
         if group.size() == 1:
             continue
-        for parameter in applied.model.parameters():
-            if not parameter.requires_grad:
+        used = torch.tensor([parameter.grad is not None for parameter in trained]).int()
+        dist.all_reduce(used, dist.ReduceOp.MAX, group)
+        for parameter, anywhere in zip(trained, used.tolist(), strict=True):
+            if not anywhere:  # AdamW leaves alone what has no gradient
                 continue
             if parameter.grad is None:  # it is not on every rank: experts that got no token
                 parameter.grad = torch.zeros_like(parameter)
             gradient = parameter.grad
             local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-            dist.all_reduce(local, group=group)
+            dist.all_reduce(local.detach(), group=group)

@@ -37,6 +37,7 @@ def example_inputs(model: nn.Module, given: object, mode: FakeTensorMode) -> Arg
         InputError: None are given, and what the forward takes cannot be told.
     """
     with mode:
+        _keep_no_cache(model)
         if given is not None:
             return as_arguments(given, _fake)
         names = list(inspect.signature(model.forward).parameters)
@@ -64,12 +65,15 @@ def _of_transformers(model: nn.Module, main: str, names: list[str]) -> Arguments
         raise InputError(f"what its input '{main}' looks like is not known", fix=FIX)
     if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in names:
         arguments["decoder_input_ids"] = _ids()
+    return (), arguments
+
+
+def _keep_no_cache(model: nn.Module) -> None:
+    """Nobody reads what a forward leaves in a cache here."""
     for module in model.modules():
         own: Any = getattr(module, "config", None)
-        # A cache would keep what the first call put there.
         if own is not None and getattr(own, "use_cache", False):
             own.use_cache = False
-    return (), arguments
 
 
 def _image(config: Any, dtype: torch.dtype) -> Tensor:

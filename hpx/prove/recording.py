@@ -13,6 +13,7 @@ from torch.utils import _pytree
 
 from hpx.arguments import Arguments
 from hpx.prove.contractions import Contraction, Contractions
+from hpx.prove.keeping import kept
 from hpx.prove.steps import Step
 
 __all__ = ["Recorded", "record", "tensors_in"]
@@ -23,7 +24,7 @@ class Recorded:
     """One call of a region.
 
     Attributes:
-        args: Its positional arguments.
+        args: Its positional arguments, as they were before it.
         kwargs: The others.
         tensors: The tensors that came out.
         contractions: What was multiplied inside.
@@ -93,7 +94,7 @@ def _hooks(
 
     def before(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         marks = len(contractions.found), len(contractions.steps)
-        entered.append((args, dict(kwargs), *marks))
+        entered.append((*kept((args, dict(kwargs))), *marks))
 
     def after(_module: nn.Module, _args: object, result: object) -> None:
         args, kwargs, start, step = entered.pop()

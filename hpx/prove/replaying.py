@@ -17,6 +17,7 @@ from hpx.local_config import set_integer
 from hpx.prove.blame import Blame, Frames, blame, frames_of
 from hpx.prove.contractions import Contractions, OutOfTimeError
 from hpx.prove.copying import copy_with
+from hpx.prove.keeping import kept
 from hpx.prove.mixing import mixed
 from hpx.prove.passing import Sum, passing
 from hpx.prove.recording import Recorded, tensors_in
@@ -97,7 +98,8 @@ def _run(
     def part_of(tensor: Tensor) -> Tensor:
         return parts.get(id(tensor), tensor)
 
-    args, kwargs = _pytree.tree_map_only(Tensor, part_of, (recorded.args, dict(recorded.kwargs)))
+    given = kept((recorded.args, dict(recorded.kwargs)))
+    args, kwargs = _pytree.tree_map_only(Tensor, part_of, given)
     sums: list[Sum] = []
     handles = list(_watch(local, region, contractions, sums))
     try:
@@ -122,16 +124,16 @@ def _run(
         mixes = mixed(step, same, packed=region.packed)
         if mixes is not None:
             return failure(mixes, same.frames, runs=True)
-    given = tensors_in(result)
-    wrong = _wrong_output(recorded.tensors, given, place, summed=region.summed)
+    came = tensors_in(result)
+    wrong = _wrong_output(recorded.tensors, came, place, summed=region.summed)
     if wrong is not None:
         return failure(wrong)
     sources = _sources(local, region, args, kwargs)
-    past = passing(recorded.steps, contractions.steps, sources, sums, given)
+    past = passing(recorded.steps, contractions.steps, sources, sums, came)
     if past is not None:
         return failure(past.what, past.frames, runs=True)
     if rank == 0:
-        parts.update((id(a), b) for a, b in zip(recorded.tensors, given, strict=True))
+        parts.update((id(a), b) for a, b in zip(recorded.tensors, came, strict=True))
     return None
 
 

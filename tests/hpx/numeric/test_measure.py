@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 
-from hpx.numeric.measure import Key, deviations, distance, largest
+from hpx.errors import InputError
+from hpx.numeric.measure import Key, Kind, deviations, distance, largest, refuse_no_numbers
 
 
 def test_the_largest_difference_is_told_over_the_largest_value() -> None:
@@ -16,6 +18,20 @@ def test_the_largest_difference_is_told_over_the_largest_value() -> None:
 def test_another_shape_and_what_is_no_number_are_infinitely_far() -> None:
     assert distance(torch.zeros(2), torch.zeros(3)) == math.inf
     assert distance(torch.tensor([math.nan]), torch.tensor([1.0])) == math.inf
+
+
+def test_the_same_infinity_is_equal_and_is_no_measure() -> None:
+    expected = torch.tensor([2.0, -math.inf])
+    assert distance(torch.tensor([2.5, -math.inf]), expected) == 0.25
+    assert distance(torch.tensor([2.0, math.inf]), expected) == math.inf
+    assert distance(torch.tensor([2.0, 1.0]), expected) == math.inf
+
+
+@pytest.mark.parametrize("kind", ["output", "loss", "gradient"])
+def test_what_is_no_number_unsharded_is_refused_by_its_name(kind: Kind) -> None:
+    step = {Key(kind, "a"): torch.ones(2), Key(kind, "b"): torch.tensor([1.0, math.nan])}
+    with pytest.raises(InputError, match=f"of its {kind} b 1 of 2 values is nan"):
+        refuse_no_numbers(step, "mine")
 
 
 def test_a_gradient_of_rounding_alone_is_measured_against_the_largest() -> None:

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from hpx.errors import InputError
+from hpx.errors import InputError, UsageError
 from hpx.mesh import MeshSpec
+from hpx.numeric.building import choose_attention
 from hpx.numeric.sources import source_of
 
 
@@ -34,3 +35,12 @@ def half_on_meta() -> nn.Module:
 def test_a_model_without_values_is_refused_before_any_process_starts() -> None:
     with pytest.raises(InputError, match="mask of half_on_meta is on the meta device"):
         source_of(half_on_meta, MeshSpec.parse("tp=2"), None, None, None, in_place=False)
+
+
+def test_an_attention_that_a_model_has_not_is_refused() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "vocab_size": 8, "head_dim": 4}
+    config = transformers.Gemma2Config(**sizes, intermediate_size=8, num_hidden_layers=1)
+    model = transformers.Gemma2ForCausalLM._from_config(config)
+    with pytest.raises(UsageError, match="a Gemma2ForCausalLM has no attention 'sdpa'"):
+        choose_attention(model, "sdpa")

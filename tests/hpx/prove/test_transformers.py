@@ -57,6 +57,16 @@ def test_models_that_view_their_heads_with_minus_one_are_proved(
     assert found.boundaries == 4
 
 
+def test_a_cache_that_a_call_fills_is_empty_again_for_the_next_rank() -> None:
+    config = transformers.AutoConfig.for_model("llama", **SIZES)
+    with torch.device("meta"):
+        model: nn.Module = transformers.LlamaForCausalLM._from_config(config)
+    done = hpx.run(model, ShardingPlan(LLAMA, default="replicate"), "tp=4")
+    for more in ({}, {"use_cache": True}):
+        given = {"input_ids": torch.zeros(2, 6, dtype=torch.int64), **more}
+        assert prove(done, model, given, seconds=60.0).status == "proved"
+
+
 def test_bert_is_proved_with_its_heads_and_width_divided() -> None:
     rules = {
         "**.attention.self.{query,key,value}.weight": COL,
