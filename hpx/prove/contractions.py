@@ -75,8 +75,12 @@ class Contractions(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.found.append(Contraction(size, self._frames()))
 
     def _frames(self) -> tuple[tuple[FrameType, int], ...]:
+        return self.frames() if self.with_frames else ()
+
+    def frames(self) -> tuple[tuple[FrameType, int], ...]:
+        """The Python frames that led here, innermost first."""
         frames: list[tuple[FrameType, int]] = []
-        frame: FrameType | None = sys._getframe(1) if self.with_frames else None
+        frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             frames.append((frame, frame.f_lineno))
             frame = frame.f_back

@@ -138,8 +138,11 @@ def _recorded(
 ) -> str:
     """Record every region; why one could not be, or nothing."""
     paths = [region.path for region in regions]
+    alike = {
+        run.graph.registered_path(node): region.path for region in regions for node in region.nodes
+    }
     try:
-        record(copied, paths, call, mode, deadline, found)
+        record(copied, paths, alike, call, mode, deadline, found)
     except OutOfTimeError:
         return "its forward took too long on fake tensors"
     except Exception as error:  # noqa: BLE001 - a model's code can raise anything
@@ -150,7 +153,7 @@ def _recorded(
     if not _pass_experts_over(run, copied, paths):
         return f"its forward does not run on fake tensors: {first}"
     try:
-        record(copied, paths, call, mode, deadline, found)
+        record(copied, paths, alike, call, mode, deadline, found)
     except OutOfTimeError:
         return "its forward took too long on fake tensors"
     except Exception as error:  # noqa: BLE001 - a model's code can raise anything

@@ -128,6 +128,9 @@ def _run(
     wrong = _wrong_output(recorded.tensors, came, place, summed=region.summed)
     if wrong is not None:
         return failure(wrong)
+    lost = _read_in_parts(recorded, came)
+    if lost is not None:
+        return Failure(lost, Blame("", "", "", (), ()), rank, runs=True)
     sources = _sources(local, region, args, kwargs)
     past = passing(recorded.steps, contractions.steps, sources, sums, came)
     if past is not None:
@@ -211,6 +214,18 @@ def _wrong_output(
         must_be_whole = summed and index == 0
         if whole != local and (must_be_whole or not _is_cut(whole, local, place)):
             return f"{list(local)} comes out, where the unsharded one gives {list(whole)}"
+    return None
+
+
+def _read_in_parts(recorded: Recorded, after: Sequence[Tensor]) -> str | None:
+    """A tensor beside the output, of which a rank has a part, that others than regions read."""
+    for position, (before, local) in enumerate(zip(recorded.tensors, after, strict=True)):
+        place = recorded.read.get(position)
+        if place is not None and before.shape != local.shape:
+            return (
+                f"tensor {position + 1} that it gives is {list(local.shape)} of"
+                f" {list(before.shape)} on a rank, and nobody puts it together: {place}"
+            )
     return None
 
 
