@@ -30,6 +30,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Final, Self, TypeVar, cast
 
+from hpx.errors import HpxError
 from hpx.numeric.worker import Reference, Reply, Task
 
 __all__ = ["LIMIT", "PRELOAD", "Pool", "RanksFailedError", "module_reference", "reference"]
@@ -135,6 +136,7 @@ class Pool:
 
         Raises:
             RanksFailedError: An error on one rank or several, or the limit passed.
+            HpxError: The processes do not start.
         """
         if not 1 <= world_size <= self.size:
             raise ValueError(f"a pool of {self.size} has no {world_size} ranks")
@@ -160,7 +162,11 @@ class Pool:
         return [cast(T, pickle.loads(replies[rank]["result"])) for rank in range(world_size)]
 
     def begin(self) -> None:
-        """Start the processes without waiting for them, while there is something else to do."""
+        """Start the processes without waiting for them, while there is something else to do.
+
+        Raises:
+            HpxError: They cannot be started here.
+        """
         if self._nursery is None:
             self._spawn()
 
@@ -179,6 +185,9 @@ class Pool:
             raise
 
     def _spawn(self) -> None:
+        if not sys.platform.startswith("linux"):
+            why = f"they are forked, which is safe on Linux only, and this is {sys.platform}"
+            raise _not_started(why)
         atexit.register(self.close)
         self._folder = Path(tempfile.mkdtemp(prefix="gloo-pool-"))
         self._starter = os.getpid()
@@ -208,7 +217,7 @@ class Pool:
         reply = _received(worker, _START)
         if reply is None:
             said = (self.folder / "nursery.log").read_text()
-            raise RuntimeError(f"the processes did not start:\n{said}")
+            raise _not_started(" ".join(said.split())[-600:] or f"no word in {_START:g} s")
         return reply["pid"]
 
     def _end(self, patience: float) -> None:
@@ -295,6 +304,14 @@ class Pool:
 
     def _log(self, rank: int) -> Path:
         return self.folder / f"rank{rank}.log"
+
+
+def _not_started(why: str) -> HpxError:
+    return HpxError(
+        "the processes of the ranks did not start",
+        why=why,
+        fix="start them by torchrun, and call hpx.check on every rank",
+    )
 
 
 def reference(target: object) -> Reference:

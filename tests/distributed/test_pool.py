@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
+from hpx.errors import HpxError
 from hpx.numeric.pool import Pool, RanksFailedError
 
 PRELOAD = ("torch.distributed.tensor.debug",)
@@ -326,3 +327,21 @@ def test_the_processes_end_with_the_one_that_started_them() -> None:
     assert len(processes) == 2, done.stderr
     assert are_gone(list(map(int, processes)))
     assert holds(lambda: not Path(folder).exists())
+
+
+def test_processes_that_do_not_start_are_told_with_what_their_log_says() -> None:
+    with Pool(1, ("no_such_module",)) as pool:
+        with pytest.raises(HpxError, match=r"did not start: .*No module named 'no_such_module'"):
+            pool.run(pid, 1)
+        assert pool.pids == ()
+
+
+def test_where_processes_cannot_be_forked_safely_that_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with (
+        Pool(1) as pool,
+        pytest.raises(HpxError, match=r"Linux only, and this is darwin.*torchrun"),
+    ):
+        pool.begin()
