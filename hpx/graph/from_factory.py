@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 __all__ = [
+    "check_is_module",
     "graph_from_factory",
     "model_and_inputs_from_factory",
     "model_from_factory",
@@ -112,7 +113,26 @@ def _named(text: str) -> object:
     module_name, _, name = text.partition(":")
     if not module_name or not name:
         raise UsageError(f"'{text}' names nothing", fix="write package.module:name")
+    check_is_module(text)
     return _lookup(_import(module_name), name, module_name)
+
+
+def check_is_module(text: str) -> None:
+    """Refuse ``folder/file.py:name``, with how the same is written as ``package.module:name``.
+
+    Raises:
+        UsageError: It is the path of a program.
+    """
+    file, _, name = text.rpartition(":")
+    path = Path(file)
+    if not file or path.suffix != ".py" or not path.is_file():
+        return
+    folder = path.parent
+    if ".." in folder.parts or folder.is_absolute():
+        fix = f"write {path.stem}:{name}, in the folder {folder}"
+    else:
+        fix = f"write {'.'.join((*folder.parts, path.stem))}:{name}"
+    raise UsageError(f"{text} names a file, and a module is wanted", fix=fix)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from hpx._schemas import written_by_hpx
 from hpx.errors import InputError, UsageError
 from hpx.graph.from_config import graph_from_config
 from hpx.graph.from_distributed import graph_from_distributed
-from hpx.graph.from_factory import graph_from_factory
+from hpx.graph.from_factory import check_is_module, graph_from_factory
 from hpx.graph.from_files import (
     TORCH_SUFFIXES,
     graph_from_checkpoint,
@@ -98,6 +98,7 @@ def _open(text: str, reading: Reading) -> ModuleGraph:
         raise InputError(f"{text!r} cannot be read", why=reason or str(error)) from None
     if _FACTORY.fullmatch(text):
         return graph_from_factory(text)
+    check_is_module(text)
     raise UsageError(
         f"there is no file or folder {text}",
         why=None if path.parent.is_dir() else f"there is no folder {path.parent}",
@@ -110,11 +111,22 @@ def _with_colon(text: str) -> str | None:
     module, _, name = text.rpartition(".")
     if not _FACTORY.fullmatch(f"{module}:{name}") or f".{name}" in (*TORCH_SUFFIXES, *_SUFFIXES):
         return None
+    if _defines(Path(*module.split(".")).with_suffix(".py"), name):
+        return f"did you mean {module}:{name}?"
     try:
         known = find_spec(module.partition(".")[0])
     except ValueError:  # of a module without a specification, such as __main__
         return None
     return None if known is None else f"did you mean {module}:{name}?"
+
+
+def _defines(program: Path, name: str) -> bool:
+    """Whether a file beside the command has a function or class of that name."""
+    try:
+        text = program.read_text()
+    except (OSError, ValueError):
+        return False
+    return re.search(rf"^(?:def|class) {name}\b", text, re.MULTILINE) is not None
 
 
 def _open_folder(folder: Path, text: str, reading: Reading) -> ModuleGraph:

@@ -80,5 +80,6 @@ def _failed(side: Side, model: nn.Module, error: Exception) -> ModuleFailedError
 
 
 def _short(file: str) -> str:
-    """The last folders of a path: no machine's own path belongs into a report."""
-    return "/".join(Path(file).parts[-3:])
+    """From the current folder, or the last folders: no machine's own path belongs into a report."""
+    path, here = Path(file), Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else "/".join(path.parts[-3:])

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpx.errors import InputError, UsageError
+from hpx.graph.from_factory import result_of_factory
 from hpx.graph.sources import open_model
 
 Write = Callable[[str], str]
@@ -145,6 +146,37 @@ def test_a_missing_name_is_a_usage_error_with_the_nearest() -> None:
 def test_a_dot_in_place_of_the_colon_is_told() -> None:
     with pytest.raises(UsageError, match=r"did you mean hpx\.bundled:tiny_moe\?"):
         open_model("hpx.bundled.tiny_moe")
+
+
+def test_a_dot_in_place_of_the_colon_is_told_of_a_program_in_the_current_folder(
+    write: Write,
+) -> None:
+    name = write("def make(): return nn.Linear(3, 2)")
+    with pytest.raises(UsageError, match=rf"did you mean {name}:make\?"):
+        open_model(f"{name}.make")
+
+
+@pytest.mark.parametrize("before", ["", "./"])
+def test_a_file_in_place_of_a_module_is_told_how_the_module_is_written(
+    write: Write, before: str
+) -> None:
+    name = write("def make(): return nn.Linear(3, 2)")
+    with pytest.raises(UsageError, match=rf"Fix: write {name}:make$"):
+        open_model(f"{before}{name}.py:make")
+
+
+def test_a_file_in_a_folder_is_told_as_a_module_of_a_package(write: Write) -> None:
+    name = write("")
+    Path("models").mkdir()
+    Path(f"{name}.py").rename(f"models/{name}.py")
+    with pytest.raises(UsageError, match=rf"Fix: write models\.{name}:make$"):
+        result_of_factory(f"models/{name}.py:make")
+
+
+def test_a_file_elsewhere_is_told_with_its_folder(write: Write, tmp_path: Path) -> None:
+    name = write("")
+    with pytest.raises(UsageError, match=rf"write {name}:make, in the folder {tmp_path}$"):
+        result_of_factory(f"{tmp_path}/{name}.py:make")
 
 
 def test_something_that_cannot_be_called_is_refused(write: Write) -> None:
