@@ -237,7 +237,7 @@ class _Attention:
     # -- what stands against a cut ------------------------------------------------------------
 
     def _obstacles(self, fused: Sequence[Layer]) -> Iterator[str]:
-        block, tp = self.block, self.tp
+        block = self.block
         name = self.module.name.lower()
         parent = (
             self.graph.nodes[self.module.parent].name.lower() if self.module.parent >= 0 else ""
@@ -265,8 +265,6 @@ class _Attention:
         yield from self._beside()
         for layer in fused:
             yield from self._fused(layer)
-        if tp == 1:
-            return
 
     def _counts(self) -> Iterator[str]:
         q, kv, tp = self.heads.num_heads, self.heads.num_kv_heads, self.tp

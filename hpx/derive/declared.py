@@ -6,15 +6,14 @@ from collections.abc import Iterable, Mapping
 from typing import Final, cast
 
 from hpx.graph.graph import ModuleGraph
+from hpx.roles.places import of_all_layers
 
-__all__ = ["COLWISE", "ROWWISE", "WHOLE", "Declared"]
+__all__ = ["COLWISE", "ROWWISE", "Declared"]
 
 COLWISE: Final = frozenset(["colwise", "colwise_rep", "colwise_gather_output", "packed_colwise"])
 """Styles that cut the outputs of a layer."""
 ROWWISE: Final = frozenset(["rowwise", "rowwise_rep", "rowwise_split_input", "embedding_rowwise"])
 """Styles that cut its inputs."""
-WHOLE: Final = frozenset(["replicated_with_grad_allreduce", "replicate", "mla_kv_a_proj"])
-"""Styles that leave it whole."""
 
 
 class Declared:
@@ -26,14 +25,13 @@ class Declared:
 
     def __init__(self, graph: ModuleGraph) -> None:
         plan = cast(Mapping[str, str], graph.hints.get("tp_plan", {}))
-        self._literal = {_key(pattern): style for pattern, style in plan.items()}
+        self._literal = {of_all_layers(pattern): style for pattern, style in plan.items()}
         embeddings = cast(Iterable[str | None], graph.hints.get("embeddings", (None, None)))
         self.tokens, self.head = tuple(embeddings)
-        self.declares_tp: Final = bool(plan)
 
     def style(self, path: str) -> str | None:
         """The style for a module or parameter, numbers in its path counting as wildcards."""
-        return self._literal.get(_key(path)) if self._literal else None
+        return self._literal.get(of_all_layers(path)) if self._literal else None
 
     def colwise(self, path: str) -> bool:
         """Whether the model cuts the outputs of this layer, and leaves them cut."""
@@ -42,7 +40,3 @@ class Declared:
     def rowwise(self, path: str) -> bool:
         """Whether the model cuts the inputs of this layer, and takes cut ones."""
         return self.style(path) == "rowwise"
-
-
-def _key(path: str) -> str:
-    return ".".join("*" if part.isdigit() else part for part in path.split("."))

@@ -10,6 +10,7 @@ from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import ModuleNode, TensorNode
 from hpx.mesh import MeshSpec, divisors
 from hpx.plan import ShardingPlan
+from hpx.roles.places import of_all_layers
 
 __all__ = ["expert_choices"]
 
@@ -69,7 +70,7 @@ def _expert(
     origin: Origin = "structure" if node.lineage is not None else "names"
     path = graph.path(node.id)
     plan = graph.hints.get("ep_plan")
-    if isinstance(plan, dict) and _starred(path) in plan:
+    if isinstance(plan, dict) and of_all_layers(path) in plan:
         origin = "model"
     if unstacked is not None:
         return Choice.whole(f"the experts cannot be stacked: {unstacked}", _EXPERTS, origin)
@@ -85,10 +86,6 @@ def _expert(
         why = f"{why} {sizes} can"
         return Choice.whole(why, _EXPERTS, origin)
     return Choice(cut("ep", 0), f"{size // ep} of {size} experts per rank", origin, _EXPERTS)
-
-
-def _starred(path: str) -> str:
-    return ".".join("*" if part.isdigit() else part for part in path.split("."))
 
 
 def _routers(graph: ModuleGraph, container: ModuleNode, size: int) -> Iterator[TensorNode]:

@@ -15,7 +15,6 @@ __all__ = [
     "LATENT",
     "OUT",
     "POSITIONS",
-    "ROUTER",
     "SHARED",
     "TOKENS",
     "UP",
@@ -42,8 +41,6 @@ DOWN: Final = _words(
 """The matrix of a feed-forward block that gives to the stream."""
 LATENT: Final = _words("q_a_proj kv_a_proj kv_a_proj_with_mqa q_down_proj kv_down_proj wq_a wkv_a")
 """Down-projections to the latent vectors of latent attention."""
-ROUTER: Final = _words("router gate gate_network routing")
-"""What chooses experts."""
 SHARED: Final = _words("shared_expert shared_experts shared_mlp")
 """Experts that every token goes through."""
 TOKENS: Final = _words(

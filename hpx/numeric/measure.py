@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, TypeAlias
 
@@ -18,7 +18,6 @@ __all__ = [
     "Kind",
     "deviations",
     "distance",
-    "largest",
     "refuse_no_numbers",
 ]
 
@@ -139,13 +138,3 @@ def deviations(found: Mapping[Key, Tensor], expected: Mapping[Key, Tensor]) -> l
         if mine and key not in found:
             made.append(Deviation(key, math.inf, 0.0, "the sharded model does not give it"))
     return made
-
-
-def largest(found: Iterable[Deviation]) -> dict[Kind, Deviation]:
-    """The largest deviation of each kind."""
-    worst: dict[Kind, Deviation] = {}
-    for deviation in found:
-        kind = deviation.key.kind
-        if kind not in worst or deviation.by > worst[kind].by:
-            worst[kind] = deviation
-    return worst

@@ -19,6 +19,7 @@ from hpx.numeric.building import (
     Function,
     Pickled,
     Source,
+    built_of,
     choose_attention,
     refuse_meta,
 )
@@ -190,8 +191,6 @@ class _Called:
     function: Callable[[], object]
 
     def build(self) -> Built:
-        from hpx.numeric.building import built_of
-
         return built_of(self.function(), self.name)
 
 

@@ -25,7 +25,7 @@ class Region:
     Attributes:
         nodes: Ids of all of them in the run's graph.
         path: Registered name of the first one.
-        kind: ``attention``, ``mlp``, ``colwise``, ``declared``, ``head``.
+        kind: ``attention``, ``mlp``, ``colwise`` or ``declared``.
         ranks: Ranks of tp that hold pieces of other shapes, the first of each: the rank, and what
             it holds of each parameter, by name inside the region. Rank 0 is the first.
         integers: What the run made of integer attributes, by (module, attribute) inside it.
