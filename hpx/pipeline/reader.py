@@ -23,6 +23,8 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
 _NUMBER: Final = re.compile(r"[+-]?(inf\b|(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?)")
 _NUMBER_START: Final = "+-.0123456789"
 _MAX_NESTING: Final = 20
+_OF_PATTERNS: Final = "*{[/:"
+_QUOTE: Final = 'put text in quotes: "..."'
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,7 @@ class _Reader:
         end = number.end() if number else start
         # 4x and 1.2.3 are no numbers with something behind them.
         if not number or re.compile(r"[\w.+-]").match(self._text, end):
-            raise self._error("not a number", start, fix='put text in quotes: "..."')
+            raise self._error("not a number", start, fix=_QUOTE)
         self._at = end
         try:
             return int(number[0])
@@ -211,4 +213,6 @@ class _Reader:
             opening = "{" if sign == "}" else "["
             return self._error(f"a {sign} without {opening}", at, why=f"expected {wanted}")
         found = repr(sign) if sign else "the end of the text"
-        return self._error(f"expected {wanted}, found {found}", at)
+        # A pattern that stands bare ends, or never begins, at its first sign.
+        fix = _QUOTE if sign and sign in _OF_PATTERNS else None
+        return self._error(f"expected {wanted}, found {found}", at, fix=fix)

@@ -166,6 +166,12 @@ def test_a_text_that_does_not_parse_says_the_column(text: str, message: str) -> 
     assert message in error_of(text)
 
 
+@pytest.mark.parametrize("text", ["keep=[**.bias]", "keep=*", "keep=layers.*.bias"])
+def test_a_pattern_without_quotes_is_told_to_take_some(text: str) -> None:
+    message = error_of(f"split-text{{{text}}}")
+    assert message.endswith("found '*'. Fix: put text in quotes: \"...\"")
+
+
 def test_an_unknown_pass_says_where_and_what_is_near() -> None:
     message = error_of("trim, split-tex")
     assert message.startswith("pipeline column 7: there is no pass 'split-tex'")
