@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from typing import Final
 
 from hpx.derive.declared import COLWISE, ROWWISE, Declared
 from hpx.derive.layers import Layer, layer_at
@@ -12,9 +13,10 @@ from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import ModuleNode, TensorNode
 from hpx.mesh import divisors
 
-__all__ = ["end_choices"]
+__all__ = ["ENDS", "end_choices"]
 
-_ENDS = "embedding and head"
+ENDS: Final = "embedding and head"
+"""The group of a plan file that they stand in."""
 _ROWS = "vocab parallel, every rank looks up its own rows"
 _SCORES = "vocab parallel, every rank scores its own rows"
 
@@ -47,7 +49,7 @@ def end_choices(
             rows = node.shape[0]
             by: Origin = "names" if module.name in POSITIONS else "structure"
             why = f"a table of {rows} rows that is no vocabulary, read whole by every rank"
-            choices[node.id] = Choice.whole(why, _ENDS, by)
+            choices[node.id] = Choice.whole(why, ENDS, by)
         else:
             choices[node.id] = _by_rows(node, 0, _ROWS, origin, tp)
     vocabularies = {graph.tensor(node).shape[0] for node in tokens}
@@ -60,7 +62,7 @@ def end_choices(
             text = "goes with the rows of its weight"
             layout = cut("tp", 0) if known.layout.shards else known.layout
             reason = text if known.layout.shards else known.reason
-            choices.setdefault(layer.bias, Choice(layout, reason, origin, _ENDS))
+            choices.setdefault(layer.bias, Choice(layout, reason, origin, ENDS))
     return choices
 
 
@@ -79,8 +81,8 @@ def _by_rows(node: TensorNode, dim: int, why: str, origin: Origin, tp: int) -> C
     if rows % tp:
         sizes = ", ".join(str(s) for s in divisors(rows) if s <= 64)
         text = f"{rows} rows cannot be shared by tp={tp}, {rows} % {tp} = {rows % tp}; a tp of"
-        return Choice.whole(f"{text} {sizes} can", _ENDS, origin)
-    return Choice(cut("tp", dim), why, origin, _ENDS)
+        return Choice.whole(f"{text} {sizes} can", ENDS, origin)
+    return Choice(cut("tp", dim), why, origin, ENDS)
 
 
 def _tables(graph: ModuleGraph) -> Iterator[tuple[ModuleNode, TensorNode]]:

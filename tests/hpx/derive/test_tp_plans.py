@@ -9,7 +9,7 @@ import hpx
 from hpx import MeshSpec, ModuleGraph, PlanError
 from hpx.derive.compare import differences
 from hpx.derive.tp_plan import plan_from_styles, read_styles
-from tests.hpx.derive.models import FAMILIES, Attention, Expert, Layer, Stack, family
+from tests.hpx.derive.models import FAMILIES, Attention, Expert, Layer, Stack, family, moe
 
 MESH = MeshSpec.parse("dp=1,tp=2,ep=2")
 NO_PLAN = {"gpt2", "falcon", "bloom", "opt", "bert", "t5", "vit"}
@@ -121,3 +121,83 @@ def test_a_difference_names_the_parameters_both_layouts_and_the_reason() -> None
         "layers.[0-1].mixer.o_proj.weight x2: the plan says R, the derived one tp:S(1): row"
         " parallel, takes the heads that its rank has computed (from names)"
     ) in lines
+
+
+# -- what entries name -------------------------------------------------------------------------
+
+
+def reasons(graph: ModuleGraph, styles: dict[str, str], mesh: str = "tp=2") -> dict[str, str]:
+    plan = plan_from_styles(graph, MeshSpec.parse(mesh), styles, "s.json")
+    return {rule.pattern: f"{rule.layout}: {rule.reason}" for rule in plan.params}
+
+
+@pytest.mark.parametrize("pattern", ["layers.*.mixer", "layers.*", ""])
+def test_a_style_that_cuts_and_names_no_layer_is_an_error(pattern: str) -> None:
+    with pytest.raises(PlanError, match=r"is colwise, and .* holds no parameter itself"):
+        reasons(stack(), {pattern: "colwise"})
+
+
+def test_the_inputs_of_the_whole_model_may_be_prepared() -> None:
+    found = reasons(stack(), {"": "PrepareModuleInput()", **STYLES})
+    assert found["layers.*.mixer.o_proj.weight"].startswith("tp:S(1)")
+
+
+@pytest.mark.parametrize(
+    ("style", "said"),
+    [
+        ("ColwiseParallel(output_layouts=Replicate())", "colwise_gather_output: hpx gathers"),
+        (
+            "ColwiseParallel(input_layouts=(Replicate(),), output_layouts=(Replicate(),))",
+            "colwise_gather_output: hpx gathers",
+        ),
+        ("RowwiseParallel(input_layouts=Replicate())", "rowwise_split_input: hpx gathers"),
+    ],
+)
+def test_what_torch_would_gather_or_split_inside_a_block_stays_whole(style: str, said: str) -> None:
+    found = reasons(stack(), {**STYLES, "layers.*.mixer.o_proj": style})
+    assert found["layers.*.mixer.o_proj.weight"].startswith(f"R: {said}")
+
+
+def test_a_style_as_torch_prints_it_is_read() -> None:
+    parallel = pytest.importorskip("torch.distributed.tensor.parallel")
+    styles = {"layers.*.mixer.q_proj": parallel.ColwiseParallel()}
+    styles["layers.*.mixer.o_proj"] = parallel.RowwiseParallel()
+    found = reasons(stack(), {name: repr(style) for name, style in styles.items()})
+    assert found["layers.*.mixer.q_proj.weight"].startswith("tp:S(0)")
+    assert found["layers.*.mixer.o_proj.weight"].startswith("tp:S(1)")
+
+
+def test_a_head_of_any_name_is_cut_where_its_scores_are_gathered() -> None:
+    styles = {"score": "ColwiseParallel(output_layouts=Replicate())"}
+    model = Stack([Layer(Attention(), Expert())])
+    model.score = model.head
+    del model.head
+    found = reasons(ModuleGraph.from_module(model), styles)
+    assert found["score.weight"].startswith("tp:S(0)")
+
+
+def test_the_name_of_a_weight_stands_for_its_layer() -> None:
+    found = reasons(stack(), {"layers.*.mixer.q_proj.weight": "colwise"})
+    assert found["layers.*.mixer.q_proj.weight"].startswith("tp:S(0)")
+
+
+def test_single_experts_are_named_by_the_stack_that_holds_them() -> None:
+    entry = {"layers.*.feed.experts.*.w1": "colwise"}
+    found = reasons(ModuleGraph.from_module(moe()), entry, "tp=2,ep=2")
+    (said,) = [text for name, text in found.items() if "experts" in name and "colwise" in text]
+    assert said.startswith("R: colwise of experts, which hpx cuts on ep alone")
+
+
+def test_experts_without_an_ep_axis_are_not_said_to_be_shared_by_one() -> None:
+    found = reasons(ModuleGraph.from_module(moe()), {"layers.*.feed.experts": "grouped_gemm"})
+    assert any(
+        text.startswith("R: grouped_gemm, and the mesh has no ep axis") for text in found.values()
+    )
+
+
+def test_two_names_of_one_parameter_with_different_styles_are_an_error() -> None:
+    model = Stack([Layer(Attention(), Expert())])
+    model.head.weight = model.embed.weight
+    styles = {"embed": "replicate", "head": "colwise"}
+    with pytest.raises(PlanError, match=r"'embed' is replicate and 'head' is colwise, and both"):
+        reasons(ModuleGraph.from_module(model), styles)
