@@ -8,13 +8,14 @@ rank gives all of them their model back, bit for bit.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 from torch import nn
 
 from hpx.check.accept import refuse_errors
 from hpx.errors import HpxError
 from hpx.mesh import MeshSpec
+from hpx.pipeline.textform import as_passes, format_pipeline
 from hpx.plan import ShardingPlan
 from hpx.run import Run
 from hpx.run import run as work_out
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["Verify", "apply"]
 
 Verify = Literal["fast", "full", "off"]
+_DEFAULT: Final = "@default"
 T = TypeVar("T")
 
 
@@ -44,7 +46,7 @@ def apply(
     model: nn.Module,
     plan: ShardingPlan | str | Path | None = None,
     mesh: MeshSpec | str | None = None,
-    pipeline: str | Sequence[str | Pass | type[Pass]] = "@default",
+    pipeline: str | Sequence[str | Pass | type[Pass]] = _DEFAULT,
     *,
     run: Run | None = None,
     prefix: str = "",
@@ -61,6 +63,7 @@ def apply(
         mesh: A mesh or its text; `MeshSpec.from_mesh` for device meshes that exist already; the
             run's or the plan's own if not given.
         pipeline: Text form or passes; ``@run`` also inserts the collectives that a forward needs.
+            With ``run`` it is the run's own.
         run: A run worked out before, on this model, on its twin on the meta device, or on the
             whole of which it is a part (a pipeline stage). Parts are matched by name.
         prefix: The name that the model has in the whole that ``run`` was made for.
@@ -83,7 +86,7 @@ def apply(
             "verify='full' needs the originals, and donate=True frees them",
             fix="use one of the two",
         )
-    spec, error = _attempt(lambda: _mesh_of(mesh, run, plan))
+    spec, error = _attempt(lambda: _mesh_of(mesh, run, plan, pipeline))
     agree_on_mesh(spec, error)
     assert spec is not None
     meshes = spec.build(device_type)
@@ -135,8 +138,13 @@ def _attempt(step: Callable[[], T]) -> tuple[T | None, BaseException | None]:
 
 
 def _mesh_of(
-    mesh: MeshSpec | str | None, run: Run | None, plan: ShardingPlan | str | Path | None
+    mesh: MeshSpec | str | None,
+    run: Run | None,
+    plan: ShardingPlan | str | Path | None,
+    pipeline: str | Sequence[str | Pass | type[Pass]],
 ) -> MeshSpec:
+    if run is not None:
+        _refuse_both(run, plan, pipeline)
     if mesh is None and run is not None:
         return run.mesh
     if mesh is None:
@@ -148,6 +156,24 @@ def _mesh_of(
     if run is not None and run.mesh != mesh:
         raise HpxError(f"the run is for mesh {run.mesh}", why=f"apply was given {mesh}")
     return mesh
+
+
+def _refuse_both(
+    run: Run,
+    plan: ShardingPlan | str | Path | None,
+    pipeline: str | Sequence[str | Pass | type[Pass]],
+) -> None:
+    """Refuse a plan or a pipeline beside a run, which has its own."""
+    if plan is not None:
+        raise HpxError(
+            "apply was given a run and a plan", fix="give one of them: a run has its own"
+        )
+    if pipeline != _DEFAULT and format_pipeline(as_passes(pipeline)) != run.pipeline:
+        raise HpxError(
+            "apply was given a run, and another pipeline than its own",
+            why=f"the run is of '{run.pipeline}'",
+            fix="leave pipeline= out, or make a run of that pipeline",
+        )
 
 
 def _work_out(

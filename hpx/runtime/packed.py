@@ -135,10 +135,11 @@ def in_rank_order(model: nn.Module) -> Iterator[RankOrder]:
     hooks = [hook for m in model.modules() for hook in m._state_dict_pre_hooks.values()]
     owners = (getattr(hook, "__self__", None) for hook in hooks)
     guards = [owner for owner in owners if isinstance(owner, _Guard)]
-    for guard in guards:
+    closed = [guard for guard in guards if not guard.open]  # a block around this one has others
+    for guard in closed:
         guard.open = True
     try:
         yield RankOrder(orders)
     finally:
-        for guard in guards:
+        for guard in closed:
             guard.open = False

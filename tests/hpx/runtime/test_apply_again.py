@@ -149,6 +149,28 @@ def test_a_saved_run_applies(tmp_path: Any) -> None:
     assert hpx.apply(model, run=made, verify="full").run.mesh == made.mesh
 
 
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"plan": PLAN}, "given a run and a plan"),
+        ({"pipeline": "@run"}, "another pipeline than its own: the run is of '.*localize'"),
+    ],
+)
+def test_what_a_run_has_itself_is_not_given_beside_it(more: dict[str, Any], said: str) -> None:
+    model = tiny_llama()
+    made = hpx.run(model, PLAN, "tp=2")
+    before = snapshot(model)
+    with pytest.raises(HpxError, match=said):
+        hpx.apply(model, run=made, **more)
+    assert_same(before, model)
+
+
+def test_the_pipeline_of_a_run_may_be_named_beside_it() -> None:
+    model = tiny_llama()
+    made = hpx.run(model, PLAN, "tp=2", "@run")
+    assert hpx.apply(model, run=made, pipeline="@run").run is made
+
+
 # -- what is refused on real tensors --------------------------------------------------------------
 
 

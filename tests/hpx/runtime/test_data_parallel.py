@@ -1,4 +1,4 @@
-"""What ``hpx.fully_shard`` makes groups of and refuses, on one rank of a fake group."""
+"""Groups of ``hpx.fully_shard`` and what it refuses, on a fake group; norms without numbers."""
 
 from __future__ import annotations
 
@@ -39,3 +39,13 @@ def test_the_model_itself_is_the_last_group_wherever_it_is_named(
     plan = hpx.ShardingPlan(params={"0.weight": {"tp": "S(0)"}}, default="replicate")
     hpx.fully_shard(hpx.apply(model, plan, "dp=2,tp=2"), modules=modules)
     assert [isinstance(module, FSDPModule) for module in model.modules()] == [True, False, True]
+
+
+def test_a_norm_that_is_not_finite_is_an_error_if_one_says_so() -> None:
+    model = nn.Linear(2, 2, bias=False)
+    model.weight.grad = torch.full((2, 2), torch.inf)
+    assert hpx.clip_grad_norm_(model, 1.0).isinf()
+    model.weight.grad = torch.full((2, 2), torch.inf)
+    with pytest.raises(RuntimeError, match="the norm of the gradients is inf"):
+        hpx.clip_grad_norm_(model, 1.0, error_if_nonfinite=True)
+    assert model.weight.grad.isinf().all()

@@ -203,3 +203,13 @@ def test_a_copy_is_guarded_and_restored_by_itself(pipeline: str) -> None:
     assert twin.state_dict().keys() == state().keys()
     with pytest.raises(HpxError, match=r"use hpx\.state_dict"):
         model.state_dict()
+
+
+def test_a_block_in_the_order_of_the_ranks_may_stand_in_another() -> None:
+    model = applied(Fused())
+    with hpx.in_rank_order(model):
+        with hpx.in_rank_order(model):
+            pass
+        assert model.state_dict().keys() == state().keys()
+    with pytest.raises(HpxError, match="in the order of the ranks"):
+        model.state_dict()
