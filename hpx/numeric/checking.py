@@ -133,12 +133,18 @@ def check_in(
         start: When the check began, of ``time.perf_counter``.
 
     Raises:
+        UsageError: The mesh has more ranks than the pool.
         HpxError: A rank refused it, or time is over.
     """
     from hpx.numeric.failing import ModuleFailedError
 
     end = time.monotonic() + timeout
     size = subject.run.mesh.world_size
+    if size > pool.size:
+        raise UsageError(
+            f"mesh {subject.run.mesh} has {size} ranks, and the pool {pool.size}",
+            fix=f"give a Pool({size}), or a smaller mesh",
+        )
 
     def call(function: Callable[..., Any], *args: object) -> list[Any]:
         left = max(1.0, end - time.monotonic())

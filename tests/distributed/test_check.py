@@ -283,6 +283,13 @@ def test_an_unsharded_model_that_cannot_compute_is_not_the_fault_of_its_plan(glo
         hpx.check(faults.wrong_inputs, mesh="tp=2", pool=gloo)
 
 
+def test_a_mesh_larger_than_the_pool_is_refused_with_both_sizes() -> None:
+    with pytest.raises(
+        hpx.UsageError, match=r"tp=4 has 4 ranks, and the pool 2\. Fix: .*Pool\(4\)"
+    ):
+        hpx.check(TINY, mesh="tp=4", pool=Pool(2))
+
+
 def test_a_loss_has_to_be_one_number(gloo: Pool) -> None:
     with pytest.raises(hpx.InputError, match="the loss function gives no number"):
         hpx.check(faults.with_loss, mesh="tp=2", loss=faults.two_numbers, pool=gloo)
