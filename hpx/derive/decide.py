@@ -76,13 +76,23 @@ class Decider:
             block = attention_in(self.graph, module, self.declared, self.tp)
             if block is not None:
                 self._claim(block)
+        streams = self._streams()
         for module in modules:
             taken = self._taken()
-            block = mlp_in(self.graph, module, self.declared, self.tp, taken)
+            block = mlp_in(self.graph, module, self.declared, self.tp, taken, streams)
             if block is None:
                 block = mlp_of_cousins(self.graph, module, self.tp, taken)
             if block is not None:
                 self._claim(block)
+
+    def _streams(self) -> set[int]:
+        """Widths of streams: what attention gives, and what tables look up."""
+        widths = {row.outputs for block in self.found for row in block.rows}
+        for module in self.graph.modules():
+            weight = module.children.get("weight")
+            if weight is not None and "Embedding" in module.spec.short_cls:
+                widths.update(self.graph.tensor(weight).shape[1:2])
+        return widths
 
     def _is_expert(self, module: ModuleNode) -> bool:
         """Whether a module stands in a container of experts, by its parameters."""

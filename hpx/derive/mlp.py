@@ -1,13 +1,14 @@
 """Find feed-forward blocks: matrices that read the stream, and one that gives back to it.
 
-Shapes tell which is which (``H -> F`` and ``F -> H``); where F equals H the model's own plan does,
-then names. Nothing else may stand between the two: what a norm over F, a convolution or a bare
-vector does with a part of the channels is not known.
+Shapes tell which is which (``H -> F`` and ``F -> H``, H being the width of the stream); where F
+equals H the model's own plan does, then names. Nothing else may stand between the two: what a norm
+over F, a convolution or a bare vector does with a part of the channels is not known.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from typing import Final
 
 from hpx.check.fused import packed_problem
 from hpx.derive.declared import Declared
@@ -22,6 +23,8 @@ from hpx.plan import Packed
 
 __all__ = ["mlp_in", "mlp_of_cousins"]
 
+_BOTTLENECK: Final = 8
+"""How many times narrower than the stream a block of two layers is left whole."""
 _ROWS = "row parallel, takes the channels that its rank has computed"
 
 
@@ -31,6 +34,7 @@ def mlp_in(
     declared: Declared,
     tp: int,
     taken: Collection[int],
+    streams: Collection[int] = (),
 ) -> Block | None:
     """The feed-forward block of a module's own layers; None if they make none.
 
@@ -40,12 +44,13 @@ def mlp_in(
         declared: The model's own plan.
         tp: How many ranks would share the channels.
         taken: Weights that belong to other blocks.
+        streams: Widths that streams of the model are known to have.
     """
     if has_convolution(graph, module):
         return None
     layers = [x for x in layers_in(graph, module.id) if x.weight not in taken]
     path = graph.path(module.id)
-    found = _declared(layers, path, declared) or _by_shape(layers) or _by_names(layers)
+    found = _declared(layers, path, declared) or _by_shape(layers, streams) or _by_names(layers)
     if found is None:
         return None
     columns, row, origin = found
@@ -114,8 +119,13 @@ def _declared(
     return columns, rows[0], "model"
 
 
-def _by_shape(layers: Sequence[Layer]) -> tuple[list[Layer], Layer, Origin] | None:
-    """The one layer whose inputs are what others give, in a block that widens and narrows."""
+def _by_shape(
+    layers: Sequence[Layer], streams: Collection[int]
+) -> tuple[list[Layer], Layer, Origin] | None:
+    """The one layer whose inputs are what others give, in a block that widens and narrows.
+
+    One that narrows and widens (an adapter, a shared expert) is told by the width of the stream.
+    """
     found: list[tuple[list[Layer], Layer, Origin]] = []
     for row in layers:
         if row.inputs == row.outputs:
@@ -127,6 +137,9 @@ def _by_shape(layers: Sequence[Layer]) -> tuple[list[Layer], Layer, Origin] | No
             found.append((plain, row, "structure"))
         elif len(fused) == 1 and not plain:
             found.append((fused, row, "structure"))
+    ends = [one for one in found if one[1].outputs in streams and one[1].inputs not in streams]
+    if len(ends) == 1:
+        return ends[0]
     wide = [one for one in found if one[1].inputs > one[1].outputs] if len(found) > 1 else found
     return wide[0] if len(wide) == 1 else None
 
@@ -153,6 +166,11 @@ def _obstacles(
     tp: int,
 ) -> Iterator[str]:
     (row,) = block.rows
+    if len(block.columns) == 1 and row.inputs * _BOTTLENECK <= row.outputs:
+        yield (
+            f"an adapter of {row.inputs} channels beside {row.outputs} of the stream: a sum over tp"
+            " would cost more than its parts save"
+        )
     for layer in block.columns:
         if layer.outputs == 2 * row.inputs:
             yield from _fused(graph, module, block, layer, tp)

@@ -75,7 +75,8 @@ def _demote(decider: Decider, finding: Finding) -> bool:
     why = finding.what if finding.why is None else f"{finding.what}: {finding.why}"
     blocks = list(_blocks_at(decider, finding.node))
     for block in blocks:
-        decider.demote(block, why)
+        told = decider.blocks.get(finding.node) is block or finding.node == block.owner
+        decider.demote(block, why if told else f"{_inside(decider, finding.node, block)}: {why}")
     if blocks:
         return True
     choice = decider.choices.get(finding.node)
@@ -89,6 +90,12 @@ def _demote(decider: Decider, finding: Finding) -> bool:
             together = f"whole with {name}: {why}"
             decider.choices[node] = Choice.whole(together, other.heading, other.origin)
     return True
+
+
+def _inside(decider: Decider, node_id: int, block: Block) -> str:
+    """The name of a node as a block's module has it."""
+    owner = decider.graph.path(block.owner)
+    return decider.graph.path(node_id).removeprefix(f"{owner}." if owner else "")
 
 
 def _layer_of(graph: ModuleGraph, node_id: int) -> Iterator[int]:
