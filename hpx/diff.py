@@ -206,16 +206,19 @@ class _Comparison:
 
     def changes(self) -> Iterator[Change]:
         for param in self.a.params:
-            other = self.b.by_name.get(param.name)
-            if other is not None:
-                self.compare(param, other)
-            elif not self.is_elsewhere(self.a, self.b, param.name):
+            # One of several names may be gone, and what was one tensor may be several now.
+            others: dict[int, tuple[str, Param]] = {}
+            for name in (param.name, *param.aliases):
+                if (other := self.b.by_name.get(name)) is not None:
+                    others.setdefault(other.id, (name, other))
+            for name, other in others.values():
+                self.compare(name, param, other)
+            if not others and not self.is_elsewhere(self.a, self.b, param.name):
                 whys = self.a.made(param), self.b.absence(param.name)
                 self.add("removed", (), self.value(param), param.name, *whys)
         for param in self.b.params:
-            if param.name not in self.a.by_name and not self.is_elsewhere(
-                self.b, self.a, param.name
-            ):
+            known = any(name in self.a.by_name for name in (param.name, *param.aliases))
+            if not known and not self.is_elsewhere(self.b, self.a, param.name):
                 whys = self.a.absence(param.name), self.b.made(param)
                 self.add("added", (), self.value(param), param.name, *whys)
         self.attributes()
@@ -231,14 +234,14 @@ class _Comparison:
         known = any(field.name == "layout" for field in self.fields)
         return f"{text}, layout {layout_text(param)}" if known else text
 
-    def compare(self, old: Param, new: Param) -> None:
+    def compare(self, name: str, old: Param, new: Param) -> None:
         pairs = ((field, field.text(old), field.text(new)) for field in self.fields)
         found = [(field, a, b) for field, a, b in pairs if a != b]
         if found:
             fields = [field for field, _, _ in found]
             changes = tuple(FieldChange(field.name, a, b) for field, a, b in found)
             whys = self.a.why(old, fields), self.b.why(new, fields)
-            self.add("changed", changes, "", old.name, *whys)
+            self.add("changed", changes, "", name, *whys)
 
     def attributes(self) -> None:
         if not (isinstance(self.a, RunSide) and isinstance(self.b, RunSide)):

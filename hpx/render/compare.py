@@ -58,8 +58,8 @@ def compared(old: Run | ModuleGraph, new: Run | ModuleGraph, step: int | None) -
                 marks[_put_back(graph, before.graph, name, modules)] = "removed"
             elif node_id is not None:
                 marks[node_id] = "added" if change.what == "added" else "changed"
-                if change.fields:
-                    was[node_id] = _was(change)
+                if change.fields:  # of two that are tied now, both
+                    was[node_id] = "; ".join(filter(None, (was.get(node_id), _was(change))))
     return replace(
         after,
         graph=graph,

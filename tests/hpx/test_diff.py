@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpx.diff import FieldChange
+from hpx.diff import FieldChange, diff_models
 from hpx.graph import ModuleGraph
 from hpx.plan import ShardingPlan
 from hpx.run import Run, run
@@ -96,6 +96,27 @@ def test_a_parameter_that_only_one_model_has(graph_of: GraphOf, run_of: RunOf) -
     assert (added.names, added.why_old) == (("b",), ("it never had this name",))
     removed = next(change for change in b.diff(a).changes if change.what == "removed")
     assert (removed.names, removed.why_new) == (("b",), ("it never had this name",))
+
+
+def test_a_tensor_of_several_names_is_found_under_any_of_them(graph_of: GraphOf) -> None:
+    tied, single = graph_of({"head": (8,)}, ties={"z": "head"}), graph_of({"z": (12,)})
+    for old, new, shapes, names in (
+        (tied, single, ("[8]", "[12]"), ("head, z", "z")),
+        (single, tied, ("[12]", "[8]"), ("z", "head, z")),
+    ):
+        (change,) = diff_models(old, new).changes
+        assert (change.what, change.names) == ("changed", ("z",))
+        assert change.fields == (FieldChange("shape", *shapes), FieldChange("names", *names))
+
+
+def test_of_a_tie_that_is_gone_both_are_compared(graph_of: GraphOf) -> None:
+    tied = graph_of({"a": (8,)}, ties={"b": "a"})
+    apart = graph_of({"a": (8,), "b": (12,)})
+    changes = {change.names: change.fields for change in diff_models(tied, apart).changes}
+    assert changes == {
+        ("a",): (FieldChange("names", "a, b", "a"),),
+        ("b",): (FieldChange("shape", "[8]", "[12]"), FieldChange("names", "a, b", "b")),
+    }
 
 
 def test_a_diff_as_json(moe: Run, moe_run: Run, tmp_path: Path) -> None:

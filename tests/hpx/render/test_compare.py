@@ -75,6 +75,12 @@ def test_a_tie_that_is_gone_is_a_change(tree: TreeOf) -> None:
     assert row_of(made, "a.w").was == "names a.w, b.w"
 
 
+def test_two_that_are_tied_now_say_what_both_were(tree: TreeOf) -> None:
+    new = tree({"a.w": (2,)}, ties={"b.w": "a.w"})
+    made = compared(tree({"a.w": (2,), "b.w": (2,)}), new)
+    assert row_of(made, "a.w").was == "names a.w; names b.w"
+
+
 def test_equal_changes_of_many_layers_fold(tree: TreeOf) -> None:
     old = tree({f"layers.{i}.{n}.w": (2,) for i in range(30) for n in "ab"})
     shapes = {f"layers.{i}.{n}.w": (2,) for i in range(30) for n in "ab"}
