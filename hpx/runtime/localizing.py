@@ -7,6 +7,7 @@ over ranks without their dispatch) refuses its forward and names the pass that i
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from torch import nn
 
@@ -19,6 +20,10 @@ from hpx.runtime.permanent import guard
 
 __all__ = ["localize"]
 
+_UNCALLED: Final = frozenset(
+    f"torch.nn.modules.container.{name}"
+    for name in ("ModuleList", "ModuleDict", "ParameterList", "ParameterDict")
+)
 _NEEDS_COLLECTIVES = (
     "it holds {name}, cut on tp ({layout}), and the collectives at its boundary are not installed:"
     " insert-collectives is missing from the pipeline (use '@run')"
@@ -81,15 +86,25 @@ def localize(model: nn.Module, run: Run, meshes: Meshes, journal: Journal) -> No
 
 
 def _places(run: Run, node: TensorNode) -> Iterator[tuple[int, str]]:
-    """(module, name) wherever a forward reads the parameter."""
+    """(module, name) wherever a forward reads the parameter; dotted if it stands in a container."""
     if node.lineage is None:
-        yield node.parent, node.name
-        yield from node.more
+        yield _reader(run, node.parent, node.name)
+        for parent, name in node.more:
+            yield _reader(run, parent, name)
         return
     # A container of experts need not have a forward: the module around it reads the slots.
     container = run.graph.module(node.parent)
     for parent, _ in ((container.parent, container.name), *container.more):
         yield parent, node.name
+
+
+def _reader(run: Run, owner: int, name: str) -> tuple[int, str]:
+    """Nobody calls a list or a dict of parameters: the module around it reads them."""
+    module = run.graph.module(owner)
+    while module.spec.cls in _UNCALLED and module.parent >= 0:
+        name = f"{module.name}.{name}"
+        module = run.graph.module(module.parent)
+    return module.id, name
 
 
 def _refusal(run: Run, node: TensorNode, meshes: Meshes) -> str | None:

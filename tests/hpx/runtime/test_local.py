@@ -182,6 +182,43 @@ def test_multihead_attention_reads_its_childs_weight_and_works(meshes: Meshes) -
     assert at_rest(module)
 
 
+class Scaled(nn.Module):
+    """Reads parameters out of lists and dicts, which nobody calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(8, 16)
+        self.down = nn.Linear(16, 8)
+        self.scales = nn.ParameterDict({"before": nn.Parameter(torch.ones(8))})
+        self.banks = nn.ModuleList([nn.ParameterList([nn.Parameter(torch.ones(8))])])
+
+    def forward(self, x: Tensor) -> Tensor:
+        bank: Any = self.banks[0]
+        out: Tensor = self.down(self.up(x * self.scales["before"])) * bank[0]
+        return out
+
+
+def test_lists_and_dicts_of_parameters_are_local_in_the_forward_that_reads_them(
+    fake_group: FakeGroup,
+) -> None:
+    fake_group(1, 2)
+    model = nn.Sequential(Scaled())
+    rules: Any = {"0.up.*": {"tp": "S(0)"}, "0.down.weight": {"tp": "S(1)"}}
+    apply(model, ShardingPlan(rules, default="replicate"), "tp=2", "@default")
+    scaled: Any = model[0]
+    seen: list[type] = []
+
+    def watched(x: Tensor) -> Any:
+        seen.append(type(scaled.banks[0][0]))
+        return x * scaled.scales["before"]
+
+    scaled.forward = watched
+    model(torch.ones(2, 8)).sum().backward()
+    assert seen == [Tensor]
+    assert at_rest(model)
+    assert isinstance(scaled.scales["before"].grad, DTensor)
+
+
 def test_a_module_that_is_not_runnable_says_why(meshes: Meshes) -> None:
     module = nn.Linear(2, 2)
     local.install(module, [], meshes, Journal(), not_runnable="insert-collectives is missing")
