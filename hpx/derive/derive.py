@@ -24,7 +24,7 @@ from hpx.mesh import MeshSpec
 from hpx.pipeline.manager import PassManager
 from hpx.pipeline.request import Request
 from hpx.pipeline.textform import as_passes
-from hpx.plan import Packed, Rule, ShardingPlan, Tied, match_parameters
+from hpx.plan import MatchResult, Packed, Rule, ShardingPlan, Tied, match_parameters
 from hpx.plan.boundary import Boundary, Edge
 from hpx.plan.rules import Source
 
@@ -109,6 +109,9 @@ def rules_of(graph: ModuleGraph, choices: Mapping[str, Choice]) -> list[Rule]:
     """Few rules for all choices; a name that another's pattern would take has a rule before it."""
     lines = lines_of(choices)
     result = match_parameters(graph, [_rule(*entry) for entry in enumerate(lines)])
+    if result.conflicts:
+        lines = lines_of(_renamed(graph, choices, result))
+        result = match_parameters(graph, [_rule(*entry) for entry in enumerate(lines)])
     first: list[Line] = []
     for node_id in result.winner:
         rule = result.rule(node_id)
@@ -116,6 +119,18 @@ def rules_of(graph: ModuleGraph, choices: Mapping[str, Choice]) -> list[Rule]:
         if rule is None or lines[rule.index].choice != choices[name]:
             first.append(Line(name, choices[name]))
     return [_rule(*entry) for entry in enumerate([*first, *lines])]
+
+
+def _renamed(
+    graph: ModuleGraph, choices: Mapping[str, Choice], result: MatchResult
+) -> dict[str, Choice]:
+    """The choices, with what patterns take under two names (a layer of a list) under the list's."""
+    names = {}
+    for node_id in result.conflicts:
+        known = [name for name, _ in result.winner[node_id]]
+        numbered = [n for n in known if any(part.isdigit() for part in n.split("."))]
+        names[graph.path(node_id)] = next(iter(numbered), known[0])
+    return {names.get(name, name): choice for name, choice in choices.items()}
 
 
 def _rule(index: int, line: Line) -> Rule:

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -138,7 +139,23 @@ class Pickled:
     def build(self) -> Built:
         """A copy of it."""
         model: nn.Module = pickle.loads(self.data)
+        _register(model)
         return Built(model)
+
+
+def _register(model: nn.Module) -> None:
+    """Have transformers know the classes of a model that none of its constructors made here.
+
+    Else its hidden states and the scores of its routers are not there for who asks for them.
+    """
+    capturing = sys.modules.get("transformers.utils.output_capturing")
+    known: Any = getattr(capturing, "_CAN_RECORD_REGISTRY", None)
+    if known is None:
+        return
+    for module in model.modules():
+        outputs = getattr(module, "_can_record_outputs", None)
+        if outputs is not None:
+            known[str(type(module)) if type(known) is dict else module] = outputs
 
 
 def built_of(result: object, name: str) -> Built:

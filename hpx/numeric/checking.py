@@ -29,6 +29,12 @@ __all__ = ["TOLERANCE", "check", "check_in", "new_pool", "refuse_limits"]
 TOLERANCE: Final = 1e-9
 """Of ``max|a-b| / max|b|``, for each tensor."""
 
+_MIXED: Final = "got mixed torch.Tensor and DTensor"
+_OUTSIDE: Final = (
+    "; outside of the forward of its own module a parameter is a DTensor, as are scores that stay"
+    " in columns for loss=parallel, and torch does not mix the two"
+)
+
 
 def check(
     model: str | Path | Callable[[], object] | nn.Module,
@@ -258,4 +264,6 @@ def _report(
 def _blame_failed(subject: Subject, error: Any) -> Blame:
     direction = "forward" if error.module is not None else "backward"
     what = f"{error.text}{f' [{error.line}]' if error.line else ''}"
+    if _MIXED in error.text:
+        what += _OUTSIDE
     return blame_module(subject.run, error.module, subject.classes, direction, what, None)

@@ -17,7 +17,11 @@ Side = Literal["unsharded", "sharded"]
 T = TypeVar("T")
 
 _CALL: Final = nn.Module._call_impl.__code__
-_NOT_THE_MODEL: Final = (str(Path(nn.__file__).parents[1]), str(Path(__file__).parent))
+_OWN: Final = Path(__file__).parents[1]
+_NOT_THE_MODEL: Final = (
+    str(Path(nn.__file__).parents[1]),
+    *(str(_OWN / folder) for folder in ("numeric", "runtime")),
+)
 
 
 class ModuleFailedError(Exception):

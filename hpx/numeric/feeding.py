@@ -18,6 +18,7 @@ from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from hpx.arguments import (
@@ -29,6 +30,8 @@ from hpx.arguments import (
     refuse_several,
 )
 from hpx.errors import InputError
+from hpx.layout import per_rank_sizes
+from hpx.runtime.collectives import gather_last_dim
 
 __all__ = ["LossFunction", "default_loss", "given_inputs", "inputs_of", "tensors_in"]
 
@@ -173,13 +176,22 @@ def default_loss(inputs: Arguments) -> LossFunction:
             return functional.cross_entropy(flat, classes)
         generator = torch.Generator().manual_seed(2)
         weighted = [
-            (x * torch.randn(x.shape, generator=generator, dtype=x.dtype)).mean()
+            (_whole(x) * torch.randn(x.shape, generator=generator, dtype=x.dtype)).mean()
             for x in found.values()
             if x.requires_grad
         ]
         return torch.stack(weighted).sum()
 
     return loss
+
+
+def _whole(scores: Tensor) -> Tensor:
+    """Scores that stay in columns, gathered."""
+    if not isinstance(scores, DTensor):
+        return scores
+    group = scores.device_mesh.get_group()
+    sizes = per_rank_sizes(scores.shape[-1], group.size())
+    return gather_last_dim(scores.to_local(), group, sizes)
 
 
 def _one_token(ids: Tensor | None) -> bool:

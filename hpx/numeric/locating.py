@@ -159,6 +159,8 @@ class _Judge:
         ways = _ways(parts, expected, inside=inside)
         if self.regions.streams:
             ways += _padded(parts, expected)
+        if not path and spot.value == "output":  # a person reads it: it has to be whole
+            ways = [way for way in ways if way[0] is parts[0]]
         far = min((max(distance(x, expected, scale) for x in way) for way in ways), default=inf)
         self.by[spot] = far
         if far <= self.tolerance:

@@ -23,6 +23,8 @@ from hpx.runtime.materialize import Built, Replaced, Sources, attributes_of
 from hpx.runtime.meshes import Meshes
 from hpx.runtime.packed import guard_packed
 from hpx.runtime.record import RECORD, Applied
+from hpx.runtime.stream import install as install_stream
+from hpx.runtime.stream import install_above
 from hpx.runtime.ties import guard_ties
 
 __all__ = ["Installer", "install"]
@@ -105,6 +107,8 @@ def _attach(model: nn.Module, run: Run, meshes: Meshes, journal: Journal) -> Non
         for node_id in event.nodes:
             module = model.get_submodule(run.graph.registered_path(node_id))
             installer(module, wanted["options"], meshes, journal)
+            if installer is install_stream:
+                install_above(model, run.graph.registered_path(node_id), journal)
 
 
 def _installer(name: str, where: str) -> Installer:

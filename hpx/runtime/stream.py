@@ -16,11 +16,13 @@ cut twice or returned in parts; so is code between the boundaries that looks at 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree
 
 from hpx.errors import NotRunnableError
 from hpx.runtime.around import Around, Call, around, fill
@@ -32,7 +34,7 @@ from hpx.runtime.outputs import on_output
 from hpx.runtime.sequence import enter_stream, leave_stream, own_length
 from hpx.runtime.watch import Watch
 
-__all__ = ["Stream", "Whole", "install"]
+__all__ = ["Stream", "Whole", "install", "install_above"]
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -65,6 +67,24 @@ def install(
         stream.regions.append(hooks)
 
 
+def install_above(model: nn.Module, path: str, journal: Journal) -> None:
+    """Have what stands around the module that runs the layers return whole what it recorded there.
+
+    A hook on a layer may hand what it sees to any module above, as those of transformers do.
+
+    Args:
+        model: The model.
+        path: The module that runs the layers, on which `install` was called.
+        journal: Where the change is noted.
+    """
+    runs = around(model.get_submodule(path), journal).boundary
+    if isinstance(runs, _Runs):
+        parts = path.split(".")
+        for length in range(len(parts) if path else 0):
+            above = model.get_submodule(".".join(parts[:length]))
+            journal.add_hook(above.register_forward_hook, _Above(runs.stream, runs.group))
+
+
 class Stream:
     """How far one run through the layers has come.
 
@@ -75,6 +95,7 @@ class Stream:
         at: The layer that ran last; -1 outside of the layers.
         regions: The hooks of the boundaries whose input is the stream.
         watched: Whether a run was watched to its end, see `hpx.runtime.watch`.
+        parts: What this rank has of the stream between two layers, by ``id``, in that forward.
     """
 
     def __init__(self, name: str, number: int) -> None:
@@ -84,6 +105,18 @@ class Stream:
         self.at = -1
         self.regions: list[Around] = []
         self.watched = False
+        self.parts: dict[int, weakref.ref[Tensor]] = {}
+
+    def note(self, part: Tensor) -> Tensor:
+        """Remember what this rank has between two layers."""
+        if _following():
+            self.parts[id(part)] = weakref.ref(part)
+        return part
+
+    def has(self, value: object) -> bool:
+        """Whether that is what this rank has between two layers."""
+        known = self.parts.get(id(value))
+        return known is not None and known() is value
 
     @property
     def between(self) -> bool:
@@ -124,6 +157,7 @@ class _Runs:
 
     def enter(self, module: nn.Module, _args: Any, _kwargs: Any, call: Call) -> None:
         self.stream.at = -1
+        self.stream.parts.clear()
         if _following() and not self.stream.watched:
             call.watch = Watch(self.stream, module, self.group.size)
             call.watch.__enter__()  # type: ignore[no-untyped-call]
@@ -155,6 +189,27 @@ class _Runs:
         return leave_stream(state, self.group.group, name, stream.length)
 
 
+class _Above:
+    """A module above that one: what it returns of the stream is whole."""
+
+    def __init__(self, stream: Stream, group: Group) -> None:
+        self.stream = stream
+        self.group = group
+
+    def __call__(self, _module: nn.Module, _args: Any, result: Any) -> Any:
+        stream = self.stream
+        if not stream.parts or not any(map(stream.has, _pytree.tree_leaves(result))):
+            return None
+
+        def whole(x: Tensor) -> Tensor:
+            if not stream.has(x):
+                return x
+            name = f"hidden states of {stream.name}"
+            return leave_stream(x, self.group.group, name, stream.length)
+
+        return _pytree.tree_map_only(Tensor, whole, result)
+
+
 class _Layer:
     """One of the layers; the first one cuts the stream, the last one gathers it."""
 
@@ -180,7 +235,7 @@ class _Layer:
         def cut(x: Tensor) -> Tensor:
             own = enter_stream(x, self.group.group, self.name)
             stream.length = x.shape[1]
-            return own
+            return stream.note(own)
 
         return self.inputs.changed(args, kwargs, cut)
 
@@ -204,12 +259,17 @@ class _Layer:
                 )
 
     def leave(self, _module: nn.Module, _call: Call, result: Any) -> Any:
+        stream, group = self.stream, self.group.group
         if not self.last:
+            on_output(result, stream.note, self.name)
             return None
         if _following():
-            self.stream.at = -1
-        group, length = self.group.group, self.stream.length
-        return on_output(result, lambda x: leave_stream(x, group, self.name, length), self.name)
+            stream.at = -1
+
+        def whole(x: Tensor) -> Tensor:
+            return leave_stream(stream.note(x), group, self.name, stream.length)
+
+        return on_output(result, whole, self.name)
 
 
 class Whole:
