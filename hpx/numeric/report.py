@@ -230,6 +230,9 @@ class Report:
                 f"  limit {self.tolerance:g} of max|a-b| / max|b|; a rank holds"
                 f" {self.held:.0%} of the elements; {self.seconds:.1f} s"
             )
+            # What no rank cuts is equal by itself.
+            found = [one.text for one in self.run.problems if one.check == "nothing-cut"]
+            lines += [f"  nothing was put to the test: {text}" for text in found]
         elif self.figures:
             ranks = ", ".join(map(str, self.ranks))
             lines.append(f"  limit {self.tolerance:g} of max|a-b| / max|b|; on ranks {ranks}")
