@@ -8,12 +8,12 @@ rank gives all of them their model back, bit for bit.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, TypeVar, get_args
 
 from torch import nn
 
 from hpx.check.accept import refuse_errors
-from hpx.errors import HpxError
+from hpx.errors import HpxError, did_you_mean
 from hpx.mesh import MeshSpec
 from hpx.pipeline.textform import as_passes, format_pipeline
 from hpx.plan import ShardingPlan
@@ -58,7 +58,8 @@ def apply(
     """Shard a model in place, as a plan says, on this rank of a process group.
 
     Args:
-        model: Real, meta or fake parameters; every rank holds the same whole model.
+        model: Real, meta or fake parameters; every rank holds the same whole model. Gradients that
+            it has already are dropped.
         plan: A plan, or the path of a plan file. Not with ``run``.
         mesh: A mesh or its text; `MeshSpec.from_mesh` for device meshes that exist already; the
             run's or the plan's own if not given.
@@ -81,6 +82,9 @@ def apply(
     Raises:
         HpxError: Whatever stands in the way. The model is as it was before, on every rank.
     """
+    if verify not in get_args(Verify):
+        near = did_you_mean(verify, get_args(Verify))
+        raise HpxError(f"verify is {verify!r}", fix=near or "fast, full or off")
     if verify == "full" and donate:
         raise HpxError(
             "verify='full' needs the originals, and donate=True frees them",

@@ -57,7 +57,8 @@ def fully_shard(
 
     Raises:
         HpxError: Nothing was applied to the model, or this was done already, or its parameters are
-            local for good, or tied parameters would fall into two groups.
+            local for good, or tied parameters would fall into two groups, or there is no module of
+            a name.
         MeshError: The mesh has no data axis, or one that is given is not cut from the mesh on which
             a parameter lives; or an ep group holds a part of a data rank.
     """
@@ -241,7 +242,14 @@ def _owned(graph: ModuleGraph, module: ModuleNode) -> list[TensorNode]:
 def _known(applied: Applied, modules: Sequence[str]) -> list[str]:
     """Registered names of modules; a name that is not there is an error with near ones."""
     graph = applied.run.graph
-    return [graph.registered_path(graph.get(name).id) for name in modules]
+    nodes = [graph.get(name) for name in modules]
+    for node in nodes:
+        if not isinstance(node, ModuleNode):
+            raise HpxError(
+                f"'{graph.path(node.id)}' is a {node.kind}, and groups are made of modules",
+                fix=f"name '{graph.path(node.parent)}', which holds it",
+            )
+    return [graph.registered_path(node.id) for node in nodes]
 
 
 def _layers(applied: Applied) -> list[str]:

@@ -39,7 +39,8 @@ def load_state_dict(model: nn.Module, state: Mapping[str, Any], *, strict: bool 
 
     Raises:
         HpxError: Nothing was applied to the model, it is on the meta device, `hpx.fully_shard` was
-            called already, a shape differs, or, if ``strict``, a name is missing or unexpected.
+            called already, something is no whole tensor or has another shape, or, if ``strict``, a
+            name is missing or unexpected.
     """
     applied = applied_to(model)
     if applied is None:
@@ -118,8 +119,21 @@ def _coverage(applied: Applied, found: Mapping[int, Tensor | None]) -> str:
 
 def _find(state: Mapping[str, Any], names: list[str], used: set[str]) -> Tensor | None:
     here = _here(state, names, used)
-    found: Tensor | None = state[here[0]].detach() if here else None
-    return found
+    return _whole(here[0], state[here[0]]) if here else None
+
+
+def _whole(name: str, value: object) -> Tensor:
+    """The value of a name, which has to be a whole tensor that has values."""
+    if isinstance(value, Tensor) and not (isinstance(value, DTensor) or value.is_meta):
+        return value.detach()
+    on_meta = isinstance(value, Tensor) and value.is_meta
+    raise HpxError(
+        "what the state dict has of it cannot be copied",
+        where=name,
+        why="it is on the meta device" if on_meta else f"it is a {type(value).__name__}",
+        fix="give whole tensors, as the unsharded model saves them; of a sharded model, those of"
+        " hpx.state_dict",
+    )
 
 
 def _here(state: Mapping[str, Any], names: list[str], used: set[str]) -> list[str]:

@@ -383,3 +383,9 @@ def test_fake_parameters_become_fake_shards(verify: Any) -> None:
     shard = _local(model.weight)
     assert isinstance(shard, FakeTensor)
     assert shard.shape == (2, 4)
+
+
+def test_a_word_of_verify_that_is_none_is_refused() -> None:
+    odd: Any = "ful"
+    with pytest.raises(HpxError, match=r"verify is 'ful'. Fix: did you mean full"):
+        hpx.apply(nn.Linear(4, 4), _plan(weight="S(0)"), "tp=2", verify=odd)

@@ -49,3 +49,12 @@ def test_a_norm_that_is_not_finite_is_an_error_if_one_says_so() -> None:
     with pytest.raises(RuntimeError, match="the norm of the gradients is inf"):
         hpx.clip_grad_norm_(model, 1.0, error_if_nonfinite=True)
     assert model.weight.grad.isinf().all()
+
+
+def test_a_group_is_made_of_a_module(fake_group: FakeGroup) -> None:
+    fake_group(0, 2)
+    applied = hpx.apply(
+        nn.Sequential(nn.Linear(4, 4)), hpx.ShardingPlan(default="replicate"), "dp=2,tp=1"
+    )
+    with pytest.raises(hpx.HpxError, match=r"'0\.weight' is a parameter.*name '0'"):
+        hpx.fully_shard(applied, modules=["0.weight"])

@@ -105,10 +105,15 @@ def test_one_name_of_a_tied_pair_is_enough() -> None:
         ({"qkv.bias": None}, "missing: qkv.bias"),
         ({"other": torch.zeros(1)}, "unexpected: other"),
         ({"qkv.bias": torch.zeros(8)}, r"qkv.bias.*\[8\], and the model has \[16\]"),
+        (
+            {"qkv.bias": nn.Parameter(torch.zeros(16, device="meta"))},
+            "qkv.bias: .*it is on the meta device",
+        ),
+        ({"steps": "two"}, "steps: what the state dict has of it cannot be copied: it is a str"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_nothing_is_loaded(
-    change: dict[str, Tensor | None], said: str
+    change: dict[str, object], said: str
 ) -> None:
     model: Any = applied(Fused())
     before = copy.deepcopy(local(model.qkv.weight))
@@ -213,3 +218,10 @@ def test_a_block_in_the_order_of_the_ranks_may_stand_in_another() -> None:
         assert model.state_dict().keys() == state().keys()
     with pytest.raises(HpxError, match="in the order of the ranks"):
         model.state_dict()
+
+
+def test_pieces_of_another_sharded_model_are_refused() -> None:
+    given = applied(nn.Linear(4, 4), WHOLE, pipeline=PASSES).state_dict()
+    model = applied(nn.Linear(4, 4), WHOLE, pipeline=PASSES)
+    with pytest.raises(HpxError, match=r"weight: .*it is a DTensor.*hpx\.state_dict"):
+        hpx.load_state_dict(model, given)
