@@ -62,6 +62,14 @@ _PARAM: Final[Mapping[str, type]] = {
     "reduce": list,
 }
 _OPTIONAL: Final[Mapping[str, type]] = {"layout": dict, "mesh": str, "lineage": str, "rule": dict}
+_SPEC: Final[Mapping[str, type]] = {
+    "cls": str,
+    "device": str,
+    "requires_grad": bool,
+    "persistent": bool,
+    "attributes": list,
+}
+_DERIVED: Final[Mapping[str, type]] = {"parent": int, "name": str, "lineage": dict, "spec": dict}
 _KINDS: Final = ("parameter", "buffer", "tensor")
 _SET: Final[Mapping[str, type]] = {"layout": dict, "mesh": str, "order": dict}
 _EVENTS: Final = ("set", "derive", "alias", "remove", "rename", "attach", "skip", "note")
@@ -110,8 +118,8 @@ def _check_graph(graph: Mapping[str, Any]) -> int:
                 raise _damaged(f"{where}.attributes", "are not whole numbers by name")
             sizes.append(1 + sum(_child_sizes(template["children"], sizes, where)))
         else:
-            _fields(template, {"kind": str, "shape": list, "dtype": str}, where)
-            _whole(template["shape"], f"{where}.shape")
+            _fields(template, {"kind": str}, where)
+            _check_spec(template, where)
             if template["kind"] not in _KINDS:
                 raise _damaged(f"{where}.kind", f"is {template['kind']!r}")
             sizes.append(1)
@@ -128,6 +136,23 @@ def _check_graph(graph: Mapping[str, Any]) -> int:
             raise _damaged(where, f"names nodes of {size} that do not exist")
     _check_flow(graph.get("flow", []), size)
     return size
+
+
+def _check_spec(spec: Mapping[str, Any], where: str) -> None:
+    """The fields of a tensor; all but two may be left out."""
+    _fields(spec, {"shape": list, "dtype": str}, where)
+    _fields(spec, {key: kind for key, kind in _SPEC.items() if key in spec}, where)
+    _whole(spec["shape"], f"{where}.shape")
+    _texts(spec.get("attributes", []), f"{where}.attributes")
+    strides, placed = spec.get("strides"), spec.get("placed")
+    if strides is not None and not (isinstance(strides, list) and {*map(type, strides)} <= {int}):
+        raise _damaged(f"{where}.strides", "are no whole numbers")
+    if placed is not None and not (isinstance(placed, list) and all(map(_is_placed, placed))):
+        raise _damaged(f"{where}.placed", "is no list of [axis, size, placement]")
+
+
+def _is_placed(item: object) -> bool:
+    return isinstance(item, list) and [*map(type, item)] == [str, int, str]
 
 
 def _check_flow(flow: object, size: int) -> None:
@@ -175,7 +200,9 @@ def _check_kind(event: Mapping[str, Any], limit: int, where: str) -> None:
     kind, node = event["kind"], event.get("node", [])
     if kind not in _EVENTS:
         raise _damaged(f"{where}.kind", f"is {kind!r}")
-    if kind == "set" and not isinstance(event.get("key"), str):
+    if not isinstance(event.get("key"), str | None):
+        raise _damaged(where, f"has key {event['key']!r}")
+    if kind == "set" and not event.get("key"):
         raise _damaged(where, "sets no key")
     if kind == "set" and event["key"] in _SET:
         for value in (event.get("old"), event.get("new")):
@@ -188,7 +215,8 @@ def _check_kind(event: Mapping[str, Any], limit: int, where: str) -> None:
     if kind == "derive":
         if event.get("key") != "lineage":
             raise _damaged(where, "derives nothing")
-        _fields(event.get("new"), {"parent": int, "name": str, "lineage": dict}, f"{where}.new")
+        _fields(event.get("new"), _DERIVED, f"{where}.new")
+        _check_spec(event["new"]["spec"], f"{where}.new.spec")
         _check_lineage(event["new"]["lineage"], limit, f"{where}.new.lineage")
     if kind == "alias" and type(event.get("old")) is not int:
         raise _damaged(where, "ties nothing")

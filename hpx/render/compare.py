@@ -10,7 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from hpx._text import printable
 from hpx.diff import Change, diff_models
+from hpx.errors import InputError
 from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import NO_PROPS, ModuleNode, ModuleSpec, TensorNode
 from hpx.render.subject import Subject, run_until, subject_of
@@ -32,6 +34,7 @@ def compared(old: Run | ModuleGraph, new: Run | ModuleGraph, step: int | None) -
 
     Raises:
         UsageError: The old side has no such step.
+        InputError: It is a saved run whose parameters are not those of its graph.
     """
     before = subject_of(old, step=step)
     if step is not None and not isinstance(old, ModuleGraph):
@@ -95,8 +98,13 @@ def _put_back(graph: ModuleGraph, old: ModuleGraph, name: str, modules: dict[str
     ``modules`` remembers where names lead to: thousands of names begin alike.
     """
     source_id = old.find(name)
-    assert source_id is not None
-    source = old.tensor(source_id)
+    source = None if source_id is None else old.nodes[source_id]
+    if not isinstance(source, TensorNode):
+        raise InputError(
+            f"the run of {old.source or 'a model'} is damaged",
+            why=f"it lists a parameter '{printable(name)}', and its graph has none of that name",
+            fix="run it again",
+        )
     above, _, last = name.rpartition(".")
     here = _module_at(graph, old, above, modules)
     tensor = TensorNode(0, source.kind, 0, last, (), source.spec._replace(placed=None))

@@ -219,6 +219,41 @@ def test_a_damaged_run_is_an_error_of_hpx(
         Run.load(path)
 
 
+@pytest.mark.parametrize("kind", ["set", "skip"])
+@pytest.mark.parametrize("key", [1.5, [], {}])
+def test_an_event_whose_key_is_no_text_is_damage(
+    saved: dict[str, Any], tmp_path: Path, kind: str, key: object
+) -> None:
+    event = next(event for event in saved["events"] if event["kind"] == kind)
+    event["key"] = key
+    path = tmp_path / "damaged.json"
+    path.write_text(json.dumps(saved))
+    with pytest.raises(InputError, match=r"damaged.*events\[\d+\] has key"):
+        Run.load(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *[("dtype", None), ("cls", {}), ("device", 3), ("requires_grad", 1), ("persistent", 0)],
+        *[("attributes", [1]), ("strides", 7), ("strides", ["1"]), ("placed", [["tp", "2"]])],
+    ],
+)
+@pytest.mark.parametrize("place", ["template", "event"])
+def test_a_tensor_whose_fields_are_of_another_kind_is_damage(
+    saved: dict[str, Any], tmp_path: Path, place: str, key: str, value: object
+) -> None:
+    if place == "event":
+        event = next(event for event in saved["events"] if event["kind"] == "derive")
+        event["new"]["spec"][key] = value
+    else:
+        next(one for one in saved["graph"]["templates"] if "dtype" in one)[key] = value
+    path = tmp_path / "damaged.json"
+    path.write_text(json.dumps(saved))
+    with pytest.raises(InputError, match=rf"damaged.*(templates|events).*{key}"):
+        Run.load(path)
+
+
 @pytest.mark.parametrize("key", ["layout", "mesh"])
 @pytest.mark.parametrize("side", ["old", "new"])
 @pytest.mark.parametrize("value", [7, [[0, 1]]])

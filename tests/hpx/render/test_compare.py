@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
 
-from hpx.errors import UsageError
+from hpx.errors import InputError, UsageError
 from hpx.graph import ModuleGraph
 from hpx.render import Options, draw, view
 from hpx.render.conditions import failing, parse_conditions
@@ -123,6 +124,14 @@ def test_a_buffer_of_a_checkpoint_is_not_missing_in_a_model(graph_of: GraphOf) -
     names.has_structure = False
     assert compared(names, model).changes == ()
     assert compared(model, names).changes == ()
+
+
+@pytest.mark.parametrize("name", ["nothing", "model.layers.0"])
+def test_a_run_whose_parameters_are_not_in_its_graph_is_refused(moe_run: Run, name: str) -> None:
+    value = json.loads(json.dumps(moe_run.to_json()))
+    value["params"][3]["name"] = name
+    with pytest.raises(InputError, match=f"it lists a parameter '{name}', and its graph has none"):
+        compared(Run.from_json(value), moe_run)
 
 
 def test_two_runs_differ_in_a_layout(graph_of: GraphOf, run_of: RunOf) -> None:
