@@ -29,7 +29,7 @@ from hpx.render.subject import Subject
 from hpx.render.sums import GroupSum, Sums, add_up
 from hpx.render.viewmodel import Box, Finding, Item, Mark, View
 
-__all__ = ["build_view", "marks_of"]
+__all__ = ["build_view", "marks_of", "title_of"]
 
 _FLAT = 6
 """A module of at most so many tensors and nothing else is rows, not a box."""
@@ -98,7 +98,7 @@ def build_view(
     )
     boxes = _Boxes(folded, sums, RowMaker(folded, sums, subject, marks), marks).build()
     return View(
-        title=_title(graph, start),
+        title=title_of(graph, start),
         source=subject.source,
         boxes=tuple(boxes),
         findings=(*_deviating(deviations), *_unset(boxes), *_problems(subject)),
@@ -122,7 +122,8 @@ def _module_at(graph: ModuleGraph, path: str) -> int:
     return node.id if isinstance(node, ModuleNode) else node.parent
 
 
-def _title(graph: ModuleGraph, start: int) -> str:
+def title_of(graph: ModuleGraph, start: int) -> str:
+    """What a view is called that begins at a module: its path and class."""
     cls = graph.module(start).spec.short_cls
     path = graph.path(start)
     return f"{path} ({cls})" if path and cls else path or cls or "model"

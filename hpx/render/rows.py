@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hpx.graph.fold import FoldedGraph, Group
-from hpx.graph.nodes import ModuleNode, TensorNode
+from hpx.graph.graph import ModuleGraph
+from hpx.graph.nodes import TensorNode
 from hpx.lineage import Stack
 from hpx.render.placing import Placing
 from hpx.render.subject import Subject
 from hpx.render.sums import GroupSum, Sums
 from hpx.render.viewmodel import Mark, Row
 
-__all__ = ["RowMaker"]
+__all__ = ["RowMaker", "experts_in"]
 
 _NOWHERE = Placing("", False, None, None, None, 0, ())
 
@@ -60,7 +61,7 @@ class RowMaker:
             passes=tuple(total.passes),
             rule=self._rule(node),
             ties=self._ties.further.get(index, ()),
-            experts=self._experts(node),
+            experts=experts_in(self._graph, node),
             reduce=tuple(reduce) if isinstance(reduce, tuple) else (),
             mark=self._mark(group, node, total),
             was=self._subject.was.get(group.node, ""),
@@ -87,14 +88,6 @@ class RowMaker:
         decision = self._subject.decisions.get(node.id)
         return decision.rule.where if decision is not None and decision.rule is not None else None
 
-    def _experts(self, node: TensorNode) -> int | None:
-        """How many experts lie side by side in one tensor."""
-        if isinstance(node.lineage, Stack):
-            return len(node.lineage.parts)
-        owner = self._graph.nodes.get(node.parent)
-        fused = isinstance(owner, ModuleNode) and owner.name == "experts" and len(node.shape) == 3
-        return node.shape[0] if fused and node.kind == "parameter" else None
-
     def _mark(self, group: Group, node: TensorNode, total: GroupSum) -> Mark:
         if total.marked:
             return next(
@@ -112,3 +105,12 @@ def _token(placings: list[Placing]) -> str:
         return ""
     tokens = {placing.token for placing in placings}
     return tokens.pop() if len(tokens) == 1 else "mixed"
+
+
+def experts_in(graph: ModuleGraph, node: TensorNode) -> int | None:
+    """How many experts lie side by side in one parameter; None for other tensors."""
+    if isinstance(node.lineage, Stack):
+        return len(node.lineage.parts)
+    owner = graph.nodes.get(node.parent)
+    fused = owner is not None and owner.name == "experts" and len(node.shape) == 3
+    return node.shape[0] if fused and node.kind == "parameter" else None

@@ -13,7 +13,7 @@ from hpx.render.subject import Decision
 from hpx.render.tied import TieNames, below_shared, tie_names
 from hpx.render.viewmodel import Totals
 
-__all__ = ["GroupSum", "Sums", "add_up"]
+__all__ = ["GroupSum", "Sums", "add_up", "ranked"]
 
 
 @dataclass(slots=True)
@@ -132,9 +132,9 @@ def add_up(
     return Sums(
         sums,
         totals,
-        _ranked(tokens) if any_layout else (),
-        _ranked(passes),
-        _ranked(dtypes),
+        ranked(tokens) if any_layout else (),
+        ranked(passes),
+        ranked(dtypes),
         tie_names(folded, owner),
     )
 
@@ -164,5 +164,6 @@ def _carry_up(folded: FoldedGraph, sums: list[GroupSum]) -> None:
             above.tokens.update(here.tokens)
 
 
-def _ranked(counter: Counter[str]) -> tuple[tuple[str, int], ...]:
+def ranked(counter: Counter[str]) -> tuple[tuple[str, int], ...]:
+    """Words with their counts, most first, and by name where they are equal."""
     return tuple(sorted(counter.items(), key=lambda pair: (-pair[1], pair[0])))

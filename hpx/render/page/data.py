@@ -8,7 +8,7 @@ from typing import Final
 from hpx._text import rule_place
 from hpx.graph.fold import FoldedGraph, fold_graph
 from hpx.mesh import MeshSpec
-from hpx.render.build import marks_of
+from hpx.render.build import marks_of, title_of
 from hpx.render.deviations import Deviation, find_deviations
 from hpx.render.header import facts, token_meaning
 from hpx.render.matched import matched_names
@@ -93,11 +93,8 @@ def _folded(
 
 def _around(subject: Subject, options: Options, start: int, sums: Sums) -> View:
     """The view without boxes, which is all that the facts above the tree need."""
-    graph = subject.graph
-    cls = graph.module(start).spec.short_cls
-    path = graph.path(start)
     return View(
-        title=f"{path} ({cls})" if path and cls else path or cls or "model",
+        title=title_of(subject.graph, start),
         source=subject.source,
         boxes=(),
         findings=(),

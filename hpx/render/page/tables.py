@@ -9,12 +9,13 @@ from typing import Final, NamedTuple
 from hpx.graph.fold import FoldedGraph
 from hpx.graph.nodes import ModuleNode, TensorNode, TensorSpec, item_size
 from hpx.layout import Layout
-from hpx.lineage import Stack
 from hpx.plan import Rule
 from hpx.render.page.forms import MARKS, Forms, Table, TensorFacts
 from hpx.render.page.history import Histories
 from hpx.render.placing import Placer, Placing
+from hpx.render.rows import experts_in
 from hpx.render.subject import Decision, Subject
+from hpx.render.sums import ranked
 from hpx.render.tied import below_shared
 from hpx.render.viewmodel import Mark, Totals
 from hpx.render.words import short_dtype
@@ -145,7 +146,7 @@ class Tables:
             self._histories.index(node_id),
             mark,
             int(node_id in self._warned),
-            self._experts(node) if parameter else -1,
+            -1 if (experts := experts_in(self.graph, node)) is None else experts,
             self._reduces.index(reduce) if isinstance(reduce, tuple) and reduce else -1,
             self._lineages.index(self._histories.lineage(node)) if node.lineage is not None else -1,
             self._aliases_of(node),
@@ -160,12 +161,6 @@ class Tables:
             return -1
         names = tuple(self.graph.paths(node.id)[1:])
         return self._aliases.index(names) if names else -1
-
-    def _experts(self, node: TensorNode) -> int:
-        if isinstance(node.lineage, Stack):
-            return len(node.lineage.parts)
-        owner = self.graph.nodes[node.parent]
-        return node.shape[0] if owner.name == "experts" and len(node.shape) == 3 else -1
 
     def _decision(self, decision: Decision | None) -> tuple[int, int]:
         """The pass and the rule; one event's parameters share the decision object."""
@@ -267,8 +262,8 @@ class Tables:
             tied=tied,
             buffers=buffers,
         )
-        known = _ranked(tokens) if self.has_layouts else ()
-        return Sums(totals, known, _ranked(passes), _ranked(dtypes), rules)
+        known = ranked(tokens) if self.has_layouts else ()
+        return Sums(totals, known, ranked(passes), ranked(dtypes), rules)
 
 
 def _keys(folded: FoldedGraph) -> Mapping[int, int]:
@@ -277,7 +272,3 @@ def _keys(folded: FoldedGraph) -> Mapping[int, int]:
     if not opened:
         return folded.keys
     return {**folded.keys, **{node_id: -1 - node_id for node_id in opened}}
-
-
-def _ranked(counter: Counter[str]) -> tuple[tuple[str, int], ...]:
-    return tuple(sorted(counter.items(), key=lambda pair: (-pair[1], pair[0])))
