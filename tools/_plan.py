@@ -21,7 +21,12 @@ __all__ = ["check", "plan_text", "planned", "write"]
 def write(
     model: str, mesh: str | None, given: str | None, output: str | None, *, json: bool
 ) -> None:
-    """Print the plan that is derived or translated, or write it to a file."""
+    """Print the plan that is derived or translated, or write it to a file.
+
+    Raises:
+        UsageError: There is no mesh.
+        HpxError: The model cannot be read, or a given plan does not fit it.
+    """
     if mesh is None:
         raise UsageError("there is no mesh", fix="give --mesh such as dp=4,tp=8")
     spec = MeshSpec.parse(mesh)

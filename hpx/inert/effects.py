@@ -14,7 +14,11 @@ _LARGEST_KEY: Final = 1 << 48
 
 
 def text_of(data: bytes | mmap, start: int, stop: int) -> str:
-    """The text between two places; what is no UTF-8 shows as escapes."""
+    """The text between two places; what is no UTF-8 shows as escapes.
+
+    Raises:
+        DamagedError: The data end before it does.
+    """
     if stop > len(data):
         raise DamagedError("it ends in the middle")
     try:
@@ -24,7 +28,11 @@ def text_of(data: bytes | mmap, start: int, stop: int) -> str:
 
 
 def call(function: object, args: object) -> object:
-    """What stands for a call."""
+    """What stands for a call.
+
+    Raises:
+        DamagedError: The arguments are no tuple.
+    """
     if type(args) is not tuple:
         raise DamagedError("it calls with something that is no tuple")
     return function.call(args) if type(function) is Name else Object(function, args)
@@ -48,7 +56,11 @@ def set_state(target: object, state: object) -> None:
 
 
 def add_items(target: object, items: list[object]) -> None:
-    """What stands for extending a list, or adding to a set."""
+    """What stands for extending a list, or adding to a set.
+
+    Raises:
+        DamagedError: The target takes no items.
+    """
     if type(target) is list:
         target.extend(items)
     elif type(target) is Bag or type(target) is Object:
@@ -58,7 +70,11 @@ def add_items(target: object, items: list[object]) -> None:
 
 
 def set_items(target: object, items: list[object]) -> None:
-    """What stands for filling a mapping with keys and values in turn."""
+    """What stands for filling a mapping with keys and values in turn.
+
+    Raises:
+        DamagedError: The target is no mapping, or a key has no value.
+    """
     if len(items) % 2:
         raise DamagedError("it has a key without a value")
     if type(target) is dict:

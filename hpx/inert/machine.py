@@ -110,7 +110,11 @@ class Machine:
         return items
 
     def put(self, number: int) -> None:
-        """Remember the top of the stack under a number."""
+        """Remember the top of the stack under a number.
+
+        Raises:
+            AbsurdError: The number is larger than any pickle of this size needs.
+        """
         if not 0 <= number <= len(self.data):
             raise AbsurdError(f"it numbers a value {number}, with {len(self.data)} bytes in all")
         self.memo[number] = self.stack[-1]

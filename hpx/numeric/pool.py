@@ -104,7 +104,11 @@ class Pool:
 
     @property
     def folder(self) -> Path:
-        """Where the processes keep their logs; there is none before they start."""
+        """Where the processes keep their logs; there is none before they start.
+
+        Raises:
+            RuntimeError: They have not started.
+        """
         if self._folder is None:
             raise RuntimeError("the processes have not started")
         return self._folder

@@ -64,7 +64,11 @@ class Reply(TypedDict):
 
 
 def main() -> None:
-    """Import what the workers share, then nurse them."""
+    """Import what the workers share, then nurse them.
+
+    Raises:
+        RuntimeError: An import started a thread, which no fork has.
+    """
     folder, preload, *fds = sys.argv[1:]
     for name in preload.split(","):
         importlib.import_module(name)
@@ -186,7 +190,11 @@ def run(task: Task) -> bytes:
 
 
 def load(reference: Reference) -> Any:
-    """What is referred to; its module has the name here that it had there."""
+    """What is referred to; its module has the name here that it had there.
+
+    Raises:
+        ImportError: There is no such module, or another file has its name here.
+    """
     if reference["namespace"] is not None:
         top, folders = reference["namespace"]
         if top not in sys.modules:
@@ -206,7 +214,11 @@ def load(reference: Reference) -> Any:
 
 
 def of_file(name: str, file: str) -> ModuleType:
-    """A module that is on no search path, as one of a notebook's or a test's folder."""
+    """A module that is on no search path, as one of a notebook's or a test's folder.
+
+    Raises:
+        ImportError: The file is no module.
+    """
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise ImportError(f"{file} cannot be imported as {name}")

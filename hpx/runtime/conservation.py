@@ -111,7 +111,11 @@ class Conservation:
     # -- there -------------------------------------------------------------------------------
 
     def check_rank(self, rank: int) -> None:
-        """What one rank holds is what the run says, and what torch's chunks are."""
+        """What one rank holds is what the run says, and what torch's chunks are.
+
+        Raises:
+            AssertionError: It is not.
+        """
         local: dict[int, Tensor] = {}
         for digit in range(self.rounds):
             applied = self.applied(digit)
@@ -132,7 +136,11 @@ class Conservation:
             self.held.index_add_(0, held, torch.ones_like(held))
 
     def applied(self, digit: int) -> Applied:
-        """A copy of the model with one digit of the numbers in it, applied."""
+        """A copy of the model with one digit of the numbers in it, applied.
+
+        Raises:
+            AssertionError: A buffer was replaced or changed.
+        """
         model = copy.deepcopy(self.model)
         for node in self.run.entry.parameters():
             owner = model.get_submodule(self.run.entry.registered_path(node.parent))
@@ -148,7 +156,11 @@ class Conservation:
         return applied
 
     def only(self, applied: Applied, node: TensorNode) -> nn.Parameter:
-        """The parameter that all names of a node hold."""
+        """The parameter that all names of a node hold.
+
+        Raises:
+            AssertionError: A name holds another one.
+        """
         first = current_parameter(applied, node)
         for parent, name in node.more:
             owner = applied.model.get_submodule(applied.run.graph.registered_path(parent))
@@ -168,6 +180,11 @@ class Conservation:
         return whole
 
     def compare(self, where: str, got: Tensor, expected: Tensor) -> None:
+        """Compare two tensors of numbers, and name the first element that differs.
+
+        Raises:
+            AssertionError: One does.
+        """
         if got.shape != expected.shape:
             raise AssertionError(
                 f"{where}: has shape {list(got.shape)}, not {list(expected.shape)}"
@@ -187,7 +204,11 @@ class Conservation:
         return "what is no element of the model"
 
     def check_counts(self, ranks: int) -> None:
-        """Each element is on as many ranks as its layout leaves it whole."""
+        """Each element is on as many ranks as its layout leaves it whole.
+
+        Raises:
+            AssertionError: One is not.
+        """
         expected = torch.zeros_like(self.held)
         for node in self.run.graph.parameters():
             layout = node.layout or REPLICATED
@@ -204,7 +225,11 @@ class Conservation:
     # -- and back ----------------------------------------------------------------------------
 
     def check_way_back(self) -> None:
-        """What the ranks hold, put together and run backwards, is every original."""
+        """What the ranks hold, put together and run backwards, is every original.
+
+        Raises:
+            AssertionError: One is not.
+        """
         applied = self.applied(0)
         missing = {node.id for node in self.run.entry.parameters()} - kept_as(self.run).keys()
         for _, place, numbers in originals(applied, lambda _, node: self.found[node.id]):
@@ -241,6 +266,11 @@ class Conservation:
             self.compare(f"{path} after restore", back[path], self.numbers[node.id])
 
     def check_names(self, restored: nn.Module) -> None:
+        """The names of a restored model are those that it had.
+
+        Raises:
+            AssertionError: They are not.
+        """
         for kind in ("modules", "parameters", "buffers"):
             before = [n for n, _ in getattr(self.model, f"named_{kind}")(remove_duplicate=False)]
             after = [n for n, _ in getattr(restored, f"named_{kind}")(remove_duplicate=False)]

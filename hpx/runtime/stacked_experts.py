@@ -195,6 +195,7 @@ class Kept:
 
     @property
     def spread(self) -> bool:
+        """Whether each expert rank has some of the experts."""
         return self.source.ep > 1
 
 
