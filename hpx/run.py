@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast
 from hpx import __version__
 from hpx._files import read_text, write_text
 from hpx._fingerprint import fingerprint, plain
+from hpx._given import as_mesh, as_plan
 from hpx._saved import check_saved
 from hpx._schemas import another_kind, no_run
 from hpx.check.checks import run_checks
@@ -336,9 +337,8 @@ def run(
     Raises:
         HpxError: Whatever stands in the way, as one of its kinds.
     """
-    plan = plan if isinstance(plan, ShardingPlan) else ShardingPlan.from_file(Path(plan))
-    mesh = plan.own_mesh() if mesh is None else mesh
-    mesh = MeshSpec.parse(mesh) if isinstance(mesh, str) else mesh
+    plan = as_plan(plan)
+    mesh = plan.own_mesh() if mesh is None else as_mesh(mesh)
     plan.check_mesh(mesh)
     passes = as_passes(pipeline)
     graph = _graph_of(model)

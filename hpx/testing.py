@@ -33,6 +33,7 @@ import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
+from hpx._given import as_mesh
 from hpx._graph_of import graph_of
 from hpx._outline import (
     Changes,
@@ -115,7 +116,7 @@ def run_pass(
 def _request(plan: PlanLike, mesh: MeshSpec | str) -> Request:
     if not isinstance(plan, ShardingPlan):
         plan = ShardingPlan(plan or {}, default="error" if plan else "replicate")
-    return Request(plan, MeshSpec.parse(mesh) if isinstance(mesh, str) else mesh)
+    return Request(plan, as_mesh(mesh))
 
 
 def event_lines(events: Iterable[Event], before: ModuleGraph, after: ModuleGraph) -> list[str]:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpx._given import as_mesh
 from hpx.derive.decide import Decider
 from hpx.derive.fused import inputs_of
 from hpx.derive.patterns import Line, lines_of
@@ -49,7 +50,7 @@ def plan(model: ModuleGraph | torch.nn.Module | str | Path, mesh: MeshSpec | str
     """
     from hpx.derive.proved import proved_plan
 
-    spec = MeshSpec.parse(mesh) if isinstance(mesh, str) else mesh
+    spec = as_mesh(mesh)
     if isinstance(model, (str, Path)):
         from hpx.prove import open_with_model
 

@@ -53,12 +53,16 @@ def graph_from_module(model: nn.Module | ExportedProgram, *, source: str = "") -
     """The graph of a module, or of an exported program.
 
     Raises:
+        UsageError: It is neither.
         InputError: A parameter is lazy, or overlaps a part of another's storage.
     """
+    from hpx._given import check_is_model
+
     if type(model).__name__ == "ExportedProgram":
         from hpx.flow.exported import graph_from_exported
 
         return graph_from_exported(cast("ExportedProgram", model), source or "exported program")
+    check_is_model(model)
     module = cast(nn.Module, model)
     graph = _Importer().run(module, source or f"module:{type(model).__qualname__}")
     if isinstance(module, fx.GraphModule):

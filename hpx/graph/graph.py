@@ -85,6 +85,7 @@ class ModuleGraph:
             source: What it was read from, for people.
 
         Raises:
+            UsageError: It is neither.
             InputError: A parameter is lazy, or overlaps a part of another's storage.
         """
         from hpx.graph.from_module import graph_from_module

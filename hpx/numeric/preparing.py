@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from hpx._given import as_mesh, as_plan
 from hpx.check.accept import refuse_errors
 from hpx.errors import TooLargeError, UsageError
 from hpx.mesh import MeshSpec
@@ -97,7 +98,7 @@ def prepare(
 
     if steps < 1:
         raise UsageError(f"a check takes one step at least, not {steps}")
-    given = ShardingPlan.from_file(Path(plan)) if isinstance(plan, (str, Path)) else plan
+    given = None if plan is None else as_plan(plan)
     spec = _mesh_of(mesh, given)
     if given is not None:
         given.check_mesh(spec)
@@ -135,7 +136,7 @@ def _mesh_of(mesh: MeshSpec | str | None, plan: ShardingPlan | None) -> MeshSpec
         assert plan is not None
         spec = plan.own_mesh()
     else:
-        spec = MeshSpec.parse(mesh) if isinstance(mesh, str) else mesh
+        spec = as_mesh(mesh)
     for axis in ("cp", "pp"):
         if spec.size(axis, 1) > 1:
             raise UsageError(

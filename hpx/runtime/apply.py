@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeVar, get_args
 
 from torch import nn
 
+from hpx._given import as_mesh, as_plan, check_is_model
 from hpx.check.accept import refuse_errors
 from hpx.errors import HpxError, did_you_mean
 from hpx.mesh import MeshSpec
@@ -82,6 +83,7 @@ def apply(
     Raises:
         HpxError: Whatever stands in the way. The model is as it was before, on every rank.
     """
+    check_is_model(model)
     if verify not in get_args(Verify):
         near = did_you_mean(verify, get_args(Verify))
         raise HpxError(f"verify is {verify!r}", fix=near or "fast, full or off")
@@ -154,9 +156,8 @@ def _mesh_of(
     if mesh is None:
         if plan is None:
             raise HpxError("apply needs a plan", fix="give plan=..., or a run worked out before")
-        plan = plan if isinstance(plan, ShardingPlan) else ShardingPlan.from_file(plan)
-        return plan.own_mesh()
-    mesh = MeshSpec.parse(mesh) if isinstance(mesh, str) else mesh
+        return as_plan(plan).own_mesh()
+    mesh = as_mesh(mesh)
     if run is not None and run.mesh != mesh:
         raise HpxError(f"the run is for mesh {run.mesh}", why=f"apply was given {mesh}")
     return mesh

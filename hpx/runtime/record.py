@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
+from hpx._given import as_plan
 from hpx.errors import HpxError
 from hpx.mesh import MeshSpec
 from hpx.plan import ShardingPlan
@@ -132,9 +133,7 @@ class Applied:
 
 
 def _plan_of(plan: ShardingPlan | str | Path | None) -> ShardingPlan | None:
-    if plan is None or isinstance(plan, ShardingPlan):
-        return plan
-    return ShardingPlan.from_file(Path(plan))
+    return None if plan is None else as_plan(plan)
 
 
 def _same(a: ShardingPlan, b: ShardingPlan) -> bool:
@@ -143,7 +142,7 @@ def _same(a: ShardingPlan, b: ShardingPlan) -> bool:
 
 def applied_to(model: nn.Module) -> Applied | None:
     """What was applied to a model, if anything was."""
-    found = model.__dict__.get(RECORD)
+    found = getattr(model, "__dict__", {}).get(RECORD)  # a text has none
     return found if isinstance(found, Applied) else None
 
 
