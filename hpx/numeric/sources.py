@@ -80,6 +80,8 @@ def source_of(
     """
     from torch import nn
 
+    if model == "":
+        raise UsageError("no model is named", fix=_GIVE)
     if isinstance(model, (str, Path)):
         if _is_config(Path(model)):
             return _config(str(model), spec, plan, shrunk, attention)

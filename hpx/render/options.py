@@ -149,7 +149,7 @@ def format_of(path: Path) -> Format:
     found = _SUFFIXES.get(path.suffix.lower())
     if found is None:
         raise UsageError(
-            f"{path.name} does not say its format",
+            f"{path.name or path} does not say its format",
             why=f"its suffix is {path.suffix!r}" if path.suffix else "it has no suffix",
             fix=f"end it in {', '.join(_SUFFIXES)}; or name the format (-f svg)",
         )

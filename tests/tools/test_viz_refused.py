@@ -37,6 +37,7 @@ def test_a_rank_that_the_mesh_lacks_is_wrong_use(hpx_viz: Command, run_file: Pat
         ([LLAMA, "--step", "1"], 2, "a model has no steps"),
         ([LLAMA, "--depth", "-1"], 2, "the depth is -1"),
         ([LLAMA, "--max-nodes", "0"], 2, "the number of nodes is 0"),
+        ([LLAMA, "-o", "/"], 2, "error: / does not say its format: it has no suffix"),
         ([LLAMA, "--timeout", "0"], 2, "the time limit is 0 s"),
         ([LLAMA, "--timeout", "nan"], 2, "the time limit is nan s"),
         ([LLAMA, "--timeout", "inf"], 2, "the time limit is inf s"),

@@ -26,6 +26,11 @@ def test_a_folder_without_a_configuration_of_a_model_is_told_what_to_give(
     assert caught.value.fix.startswith("give the config.json of a model")
 
 
+def test_an_empty_name_is_no_folder() -> None:
+    with pytest.raises(UsageError, match="no model is named"):
+        source_of("", MeshSpec.parse("tp=2"), None, None, None, in_place=False)
+
+
 def half_on_meta() -> nn.Module:
     model = nn.Linear(2, 2)
     model.register_buffer("mask", torch.ones(2, device="meta"))
