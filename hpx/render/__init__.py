@@ -21,6 +21,7 @@ from hpx.render.focus import the_row, who_holds
 from hpx.render.options import Format, Options, format_of
 from hpx.render.order import in_order
 from hpx.render.picture import PictureFormat, draw_dot, keep_dot
+from hpx.render.placing import meshes_of_dtensors
 from hpx.render.prepare import prepare
 from hpx.render.subject import Subject
 from hpx.render.text import view_to_text
@@ -88,12 +89,15 @@ def _check_rank_and_axis(subject: Subject, options: Options) -> None:
 def _check_axis(subject: Subject, axis: str) -> None:
     mesh = subject.mesh
     if mesh is None:
+        known = dict(pair for axes in meshes_of_dtensors(subject.graph) for pair in axes)
+    else:
+        known = {**mesh.dense.sizes, **(mesh.expert.sizes if mesh.expert else {})}
+    if not known:
         raise UsageError(
             f"there is no axis {axis!r}",
             why="there is no mesh",
             fix="give a run, or a mesh and a plan",
         )
-    known = dict.fromkeys([*mesh.dense.sizes, *(mesh.expert.sizes if mesh.expert else ())])
     if axis not in known:
         raise UsageError(
             f"there is no axis {axis!r}",

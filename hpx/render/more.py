@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from hpx._text import counted
 from hpx.ranges import fold_names
+from hpx.render.placing import meshes_of_dtensors
 from hpx.render.subject import Subject
 
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ _MOST: Final = 3
 
 def more_facts(subject: Subject) -> Iterator[tuple[str, str]]:
     """Pairs of a word and its text, for the header."""
+    if subject.mesh is None and (meshes := meshes_of_dtensors(subject.graph)):
+        texts = (",".join(f"{axis}={size}" for axis, size in mesh) for mesh in meshes)
+        yield "mesh", f"{' and '.join(texts)}, by the DTensors in it"
     if subject.selection:
         shown = sum(1 for _ in subject.graph.parameters())
         total = sum(1 for _ in subject.full_graph.parameters())

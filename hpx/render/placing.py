@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hpx.graph.graph import ModuleGraph
 from hpx.graph.nodes import TensorNode, TensorSpec, item_size
 from hpx.layout import Layout, Range, index_range, is_even, per_rank_sizes
 from hpx.mesh import MeshSpec
@@ -70,6 +71,15 @@ class Placer:
         if spec.placed is not None:
             return _of_dtensor(spec, spec.placed)
         return Placing("-", False, mesh, None, None, spec.num_bytes, ())
+
+
+def meshes_of_dtensors(graph: ModuleGraph) -> list[tuple[tuple[str, int], ...]]:
+    """The meshes, as axes and sizes, that DTensors bring; none that is a part of another."""
+    found: dict[tuple[tuple[str, int], ...], None] = {}
+    for node in graph.nodes.values():
+        if isinstance(node, TensorNode) and node.spec.placed:
+            found[tuple((axis, size) for axis, size, _ in node.spec.placed)] = None
+    return [mesh for mesh in found if not any({*mesh} < {*other} for other in found)]
 
 
 def _of_dtensor(spec: TensorSpec, placed: tuple[tuple[str, int, str], ...]) -> Placing:

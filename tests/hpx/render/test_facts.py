@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import pytest
+
+from hpx.errors import UsageError
 from hpx.graph import GraphBuilder, ModuleGraph, ModuleSpec, TensorSpec
 from hpx.plan import ShardingPlan
 from hpx.render import Options, draw, view
@@ -90,3 +93,27 @@ def test_100_000_parameters_are_a_short_text_and_whole_json() -> None:
     assert len(text.splitlines()) < 25
     assert "layers.77.experts.777.w has shape [4, 5], not [4, 4]" in text
     assert len(json.loads(draw(graph, "json", Options()))["parameters"]) == 100_000
+
+
+def of_dtensors(*meshes: tuple[tuple[str, int, str], ...]) -> ModuleGraph:
+    builder = GraphBuilder()
+    root = builder.module(-1, "", ModuleSpec("M"))
+    for number, placed in enumerate(meshes):
+        spec = TensorSpec((8, 2), "float32", placed=placed)
+        builder.tensor("parameter", root, f"w{number}", spec)
+    return builder.finish()
+
+
+def test_the_mesh_of_dtensors_stands_in_the_header() -> None:
+    two = (("dp", 2, "R"), ("tp", 4, "S(0)"))
+    made = of_dtensors((("tp", 4, "S(0)"),), two, two)
+    assert "  mesh        dp=2,tp=4, by the DTensors in it" in text_of(made)
+    made = of_dtensors(two, (("ep", 8, "S(0)"),))
+    assert "mesh        dp=2,tp=4 and ep=8, by the DTensors in it" in text_of(made)
+
+
+def test_an_axis_of_dtensors_can_be_drawn_alone() -> None:
+    made = of_dtensors((("dp", 2, "S(1)"), ("tp", 4, "S(0)")))
+    assert "layout on dp" in draw(made, "dot", Options(axis="dp")).decode()
+    with pytest.raises(UsageError, match="there is no axis 'ep': the mesh has dp, tp"):
+        draw(made, "dot", Options(axis="ep"))
