@@ -90,9 +90,10 @@ def _nothing_cut(
         text = f"{what}: rules say of all that they are whole"
         ctx.problem(text, hint=hint, check="nothing-cut", numbers=numbers)
         return
+    cutting = any(rule.layout.shards for rule in ctx.plan.params)
     yield ctx.error(
         what,
-        why="no rule of the plan cuts anything",
+        why="no rule that cuts can be applied" if cutting else "no rule of the plan cuts anything",
         fix="add rules such as {tp: S(0)}, use tp=1, name each parameter in a rule that says"
         " replicate, or shard-params{nothing=allow}",
         check="nothing-cut",

@@ -50,7 +50,13 @@ def test_an_uneven_cut_of_heads_names_the_count_even_where_uneven_is_allowed() -
 def test_nothing_cut_while_tp_is_active_is_an_error() -> None:
     before = graph_of({"w": (4, 4), "v": (4, 4)})
     text = refused(before, ShardingPlan({"w": WHOLE}, default="replicate"))
-    assert "0 of 2 parameters sharded, and tp is 2" in text
+    assert "0 of 2 parameters sharded, and tp is 2: no rule of the plan cuts anything" in text
+
+
+def test_nothing_cut_because_the_rule_that_cuts_is_refused_is_told_apart() -> None:
+    text = refused(graph_of({"w": (4, 4)}), {"w": {"tp": "S(2)"}})
+    assert "cuts dim 2 of a tensor of 2 dims" in text
+    assert "0 of 1 parameters sharded, and tp is 2: no rule that cuts can be applied" in text
 
 
 def test_nothing_cut_is_pointed_out_where_rules_say_of_all_that_they_are_whole() -> None:
