@@ -51,6 +51,7 @@ def load_state_dict(model: nn.Module, state: Mapping[str, Any], *, strict: bool 
         raise HpxError(
             "FSDP holds a part of what a rank had", fix="load before hpx.fully_shard is called"
         )
+    state = _Canonical(state)
     names = _names(applied)
     used: set[str] = set()
     missing: list[str] = []
@@ -96,6 +97,30 @@ def load_state_dict(model: nn.Module, state: Mapping[str, Any], *, strict: bool 
     for module, own in extras:
         for name in _here(state, own, used)[:1]:
             module.set_extra_state(state[name])
+
+
+class _Canonical(Mapping[str, Any]):
+    """A state dict without the parts of wrappers in its names; no value is read before its time."""
+
+    def __init__(self, state: Mapping[str, Any]) -> None:
+        self._state = state
+        self._names = {_without_wrappers(name): name for name in state}
+
+    def __getitem__(self, name: str) -> Any:
+        return self._state[self._names[name]]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _without_wrappers(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part not in WRAPPER_PARTS)
 
 
 def _names(applied: Applied) -> dict[int, list[str]]:
@@ -168,7 +193,9 @@ def _buffers(model: nn.Module) -> Iterator[tuple[Tensor, list[str]]]:
     for path, module in model.named_modules(remove_duplicate=False):
         for name, buffer in module._buffers.items():
             if buffer is not None and name not in module._non_persistent_buffers_set:
-                found.setdefault(id(buffer), (buffer, []))[1].extend(_keys(path, name))
+                found.setdefault(id(buffer), (buffer, []))[1].append(
+                    _without_wrappers(f"{path}.{name}".lstrip("."))
+                )
     return iter(found.values())
 
 
@@ -177,15 +204,10 @@ def _extras(model: nn.Module) -> Iterator[tuple[nn.Module, list[str]]]:
     found: dict[nn.Module, list[str]] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         if type(module).get_extra_state is not nn.Module.get_extra_state:
-            found.setdefault(module, []).extend(_keys(path, "_extra_state"))
+            found.setdefault(module, []).append(
+                _without_wrappers(f"{path}._extra_state".lstrip("."))
+            )
     return iter(found.items())
-
-
-def _keys(path: str, name: str) -> list[str]:
-    """What a state dict may call something: a wrapper around a layer leaves its own part out."""
-    registered = [*filter(None, path.split(".")), name]
-    canonical = [part for part in registered if part not in WRAPPER_PARTS]
-    return list(dict.fromkeys((".".join(canonical), ".".join(registered))))
 
 
 def _check(name: str, found: Tensor, wanted: tuple[int, ...] | torch.Size) -> None:

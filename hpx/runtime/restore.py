@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -23,6 +23,9 @@ from hpx.runtime.record import RECORD, Applied, applied_to
 from hpx.runtime.vote import vote
 
 __all__ = ["restore", "restore_from", "state_dict"]
+
+_COMPILED: Final = "_orig_mod"
+"""What torch.compile calls a layer inside its wrapper; a checkpoint's part is in no state dict."""
 
 
 def restore(model: nn.Module, *, fault: Fault | None = None) -> nn.Module:
@@ -96,7 +99,18 @@ def state_dict(model: nn.Module) -> dict[str, Any]:
         if isinstance(value, torch.Tensor):
             is_fresh = not value.is_meta and value.untyped_storage().data_ptr() in fresh
             state[name] = value.detach() if is_fresh else value.detach().clone()
-    return state
+    return _own_names(applied, state)
+
+
+def _own_names(applied: Applied, state: dict[str, Any]) -> dict[str, Any]:
+    """The state dict without the part that torch.compile puts into names, if it is new in them."""
+    known = any(node.name == _COMPILED for node in applied.run.entry.modules())
+    if known or not any(_COMPILED in name.split(".") for name in state):
+        return state
+    return {
+        ".".join(part for part in name.split(".") if part != _COMPILED): value
+        for name, value in state.items()
+    }
 
 
 def _applied(model: nn.Module) -> Applied:

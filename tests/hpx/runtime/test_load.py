@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -225,3 +225,20 @@ def test_pieces_of_another_sharded_model_are_refused() -> None:
     model = applied(nn.Linear(4, 4), WHOLE, pipeline=PASSES)
     with pytest.raises(HpxError, match=r"weight: .*it is a DTensor.*hpx\.state_dict"):
         hpx.load_state_dict(model, given)
+
+
+def test_what_a_rank_does_not_need_is_not_read() -> None:
+    class Files(Mapping[str, Tensor]):
+        def __getitem__(self, name: str) -> Tensor:
+            read.append(name)
+            return state()[name]
+
+        def __iter__(self) -> Iterator[str]:
+            return iter([*state(), "other"])
+
+        def __len__(self) -> int:
+            return 4
+
+    read: list[str] = []
+    hpx.load_state_dict(applied(Fused()), Files(), strict=False)
+    assert sorted(set(read)) == sorted(state())

@@ -92,3 +92,24 @@ def test_a_tie_that_was_broken_since_is_found_where_one_end_is_wrapped() -> None
     model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().clone())
     with pytest.raises(hpx.HpxError, match=r"lm_head\.weight are tied, and are several"):
         model(torch.zeros(1, 2, dtype=torch.int64))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_state_dict_has_the_names_of_the_model_where_layers_are_compiled_since() -> None:
+    model: Any = tiny_moe()
+    names = list(model.state_dict())
+    hpx.apply(model, WHOLE, "tp=2", PASSES)
+    model.model.layers[0] = torch.compile(model.model.layers[0])
+    assert list(hpx.state_dict(model)) == names
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_state_dict_of_compiled_layers_is_loaded() -> None:
+    whole: Any = tiny_moe()
+    whole.model.layers[0] = torch.compile(whole.model.layers[0])
+    given = {name: torch.randn_like(value) for name, value in whole.state_dict().items()}
+    model: Any = tiny_moe()
+    hpx.apply(model, WHOLE, "tp=2", PASSES)
+    hpx.load_state_dict(model, given)
+    found = model.model.layers[0].self_attn.q_proj.weight.to_local()
+    assert torch.equal(found, given["model.layers.0._orig_mod.self_attn.q_proj.weight"])
