@@ -62,7 +62,7 @@ def _failed(
         return {}  # whoever runs the plan is told
     return {
         done.graph.path(node): _reason(problem.text)
-        for problem in prove(done, model, inputs).problems
+        for problem in prove(done, model, inputs, readers=False).problems
         for node in problem.nodes
     }
 

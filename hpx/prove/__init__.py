@@ -27,7 +27,12 @@ TIME_LIMIT: Final = 20.0
 
 
 def prove(
-    run: Run, model: nn.Module, inputs: object = None, *, seconds: float = TIME_LIMIT
+    run: Run,
+    model: nn.Module,
+    inputs: object = None,
+    *,
+    seconds: float = TIME_LIMIT,
+    readers: bool = True,
 ) -> Proof:
     """Try every distinct region of a run with the shapes of one rank.
 
@@ -37,12 +42,13 @@ def prove(
         inputs: Example inputs: a tuple of arguments, a mapping by name, or one tensor; by default
             they are told from the model.
         seconds: When to give up.
+        readers: Whether to look for parameters that another module than their own reads, too.
     """
     from hpx.prove.caches import forget
     from hpx.prove.proving import prove_regions
 
     forget(model)
     try:
-        return prove_regions(run, model, inputs, seconds)
+        return prove_regions(run, model, inputs, seconds, readers=readers)
     finally:
         forget(model)

@@ -23,6 +23,7 @@ from hpx.prove.contractions import OutOfTimeError
 from hpx.prove.copying import fake_copy
 from hpx.prove.inputs import example_inputs
 from hpx.prove.proof import Proof
+from hpx.prove.readers import read_elsewhere
 from hpx.prove.recording import Recorded, record
 from hpx.prove.regions import Region, regions_of
 from hpx.prove.replaying import Failure, replay
@@ -34,7 +35,9 @@ __all__ = ["prove_regions"]
 _MAX_NAMES: Final = 4
 
 
-def prove_regions(run: Run, model: nn.Module, inputs: object, seconds: float) -> Proof:
+def prove_regions(
+    run: Run, model: nn.Module, inputs: object, seconds: float, *, readers: bool
+) -> Proof:
     """See `hpx.prove.prove`."""
     deadline = time.monotonic() + seconds
     regions = regions_of(run)
@@ -44,7 +47,8 @@ def prove_regions(run: Run, model: nn.Module, inputs: object, seconds: float) ->
     tried = [region for region in regions if not region.stacked]
     why = next((_stacked(region) for region in regions if region.stacked), "")
     copied: nn.Module | None = None
-    if tried:
+    call: Arguments | None = None
+    if tried or (readers and _is_placed(run)):
         with _quiet():
             try:
                 copied = fake_copy(model, mode, _alike(run, model)).eval()
@@ -54,7 +58,8 @@ def prove_regions(run: Run, model: nn.Module, inputs: object, seconds: float) ->
             except Exception as error:  # noqa: BLE001 - a model's code can raise anything
                 why = f"the model cannot be copied: {_short(error)}"
             else:
-                why = _recorded(run, copied, tried, call, mode, deadline, found) or why
+                if tried:
+                    why = _recorded(run, copied, tried, call, mode, deadline, found) or why
     problems: list[Problem] = []
     parts: dict[int, Tensor] = {}
     proved = 0
@@ -77,7 +82,17 @@ def prove_regions(run: Run, model: nn.Module, inputs: object, seconds: float) ->
             proved += 1
         else:
             problems.append(_problem(region, failure))
+    if readers and copied is not None and call is not None:
+        _pass_experts_over(run, copied, [])
+        with _quiet():
+            problems += read_elsewhere(run, copied, call, mode, deadline)
     return Proof(total, len(regions), proved, tuple(problems), why, _experts(run))
+
+
+def _is_placed(run: Run) -> bool:
+    """Whether parameters are DTensors of tp."""
+    size = run.mesh.size("tp", 1)
+    return size > 1 and any(node.layout is not None for node in run.graph.parameters())
 
 
 def _stacked(region: Region) -> str:
