@@ -55,7 +55,11 @@ def refuse_several(model: nn.Module) -> None:
     needed = [p for p in parameters if p.default is p.empty and p.kind not in several]
     if len(needed) != 1 or needed[0].kind is inspect.Parameter.KEYWORD_ONLY:
         names = ", ".join(p.name for p in needed) or "nothing by name"
-        raise InputError(f"its forward takes {names}", fix=FIX)
+        raise InputError(
+            "what the model is to be called with is not known",
+            why=f"its forward takes {names}",
+            fix=FIX,
+        )
 
 
 def mixes_images_into_text(config: object) -> bool:

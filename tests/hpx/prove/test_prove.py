@@ -242,7 +242,7 @@ class TakesTwo(Model):
 def test_a_model_with_unknown_inputs_is_unproven_and_says_what_to_give() -> None:
     found = proof(TakesTwo(HeadSize()))
     assert found.status == "unproven"
-    assert "its forward takes ids, bias" in found.unproven
+    assert "to be called with is not known: its forward takes ids, bias" in found.unproven
     assert "name a factory that returns (model, example inputs)" in found.unproven
 
 
