@@ -13,6 +13,7 @@ from hpx.errors import InputError
 
 __all__ = [
     "FIX",
+    "UNKNOWN",
     "Arguments",
     "as_arguments",
     "image_shape",
@@ -23,6 +24,7 @@ __all__ = [
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 """By position and by name."""
 
+UNKNOWN: Final = "what the model is to be called with is not known"
 FIX: Final = "name a factory that returns (model, example inputs)"
 
 _SIDE: Final = 32
@@ -55,11 +57,7 @@ def refuse_several(model: nn.Module) -> None:
     needed = [p for p in parameters if p.default is p.empty and p.kind not in several]
     if len(needed) != 1 or needed[0].kind is inspect.Parameter.KEYWORD_ONLY:
         names = ", ".join(p.name for p in needed) or "nothing by name"
-        raise InputError(
-            "what the model is to be called with is not known",
-            why=f"its forward takes {names}",
-            fix=FIX,
-        )
+        raise InputError(UNKNOWN, why=f"its forward takes {names}", fix=FIX)
 
 
 def mixes_images_into_text(config: object) -> bool:

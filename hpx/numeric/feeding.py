@@ -23,6 +23,7 @@ from torch.nn import functional
 
 from hpx.arguments import (
     FIX,
+    UNKNOWN,
     Arguments,
     as_arguments,
     image_shape,
@@ -129,7 +130,7 @@ def _by_first_layer(model: nn.Module, generator: torch.Generator) -> Tensor:
             shape = (_ROWS, module.in_channels, 32, 32)
         if shape is not None:
             return torch.randn(shape, generator=generator, dtype=torch.float64)
-    raise InputError("its first layer does not tell what it takes", fix=FIX)
+    raise InputError(UNKNOWN, why="its first layer does not tell what it takes", fix=FIX)
 
 
 # -- answers -------------------------------------------------------------------------------------

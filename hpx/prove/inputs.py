@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hpx.arguments import (
     FIX,
+    UNKNOWN,
     Arguments,
     as_arguments,
     image_shape,
@@ -101,4 +102,4 @@ def _by_first_layer(model: nn.Module) -> Arguments:
         if isinstance(module, nn.Conv2d):
             shape = (_BATCH, module.in_channels, 32, 32)
             return (torch.zeros(shape, dtype=module.weight.dtype),), {}
-    raise InputError("its first layer does not tell what it takes", fix=FIX)
+    raise InputError(UNKNOWN, why="its first layer does not tell what it takes", fix=FIX)

@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import hpx
 from hpx import ShardingPlan
 from hpx.bundled import tiny_llama
+from hpx.errors import InputError
 from hpx.prove import Proof, prove
+from hpx.prove.inputs import example_inputs
 from tests.cases.models import values_of
 from tests.hpx.prove import models
 from tests.hpx.prove.models import (
@@ -237,6 +240,12 @@ class TakesTwo(Model):
 
     def forward(self, ids: Tensor, bias: Tensor) -> Tensor:  # type: ignore[override]
         return super().forward(ids) + bias
+
+
+def test_a_first_layer_that_does_not_tell_its_input_is_said() -> None:
+    told = "to be called with is not known: its first layer does not tell what it takes"
+    with pytest.raises(InputError, match=told):
+        example_inputs(nn.Sequential(nn.ReLU()), None, FakeTensorMode())
 
 
 def test_a_model_with_unknown_inputs_is_unproven_and_says_what_to_give() -> None:
