@@ -283,7 +283,7 @@ class _Attention:
         if bad:
             common = [s for s in divisors(q) if (kv or q) % s == 0]
             said = ", ".join(f"{v} {n}: {v} % {tp} = {v % tp}" for n, v in bad.items())
-            way = ", or repeat the kv heads in the model" if kv and kv < tp else ""
+            way = ", or repeat the kv heads in the model" if kv and kv < tp and q % tp == 0 else ""
             yield f"tp={tp} cannot share {said}; a tp of {_list(common)} can{way}"
         for layer in self.block.columns:
             role = self.roles[layer.weight]

@@ -49,6 +49,12 @@ def test_h1_one_kv_head_keeps_attention_whole_and_says_the_ways_out() -> None:
     assert "1 kv heads: 1 % 2 = 1; a tp of 1 can, or repeat the kv heads" in (rule.reason or "")
 
 
+def test_kv_heads_are_not_to_be_repeated_where_the_heads_do_not_divide_either() -> None:
+    rule = rule_for(attending(heads=4, kv=2), "layers.0.mixer.k_proj.weight", "tp=8")
+    assert "tp=8 cannot share 4 heads" in (rule.reason or "")
+    assert "repeat" not in (rule.reason or "")
+
+
 def test_h2_an_unknown_head_count_keeps_attention_whole_and_names_the_integer() -> None:
     attention = Attention(heads=4, kv=4)
     for name in ("num_heads", "num_key_value_heads", "head_dim"):
