@@ -11,10 +11,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, MutableMapping
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
 from torch import nn
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from hpx.errors import NotRunnableError
 from hpx.runtime.journal import Journal
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
     from hpx.runtime.watch import Watch
 
 __all__ = ["Around", "Boundary", "Call", "Swaps", "around", "calls_of", "fill", "settle"]
+
+_COMPUTING: Final = (WeightNorm, SpectralNorm)
+"""Pre-hooks of torch that set a weight from parameters of the module."""
 
 
 class Call:
@@ -137,13 +142,15 @@ def around(module: nn.Module, journal: Journal) -> Around:
 
     They come after hooks that are there already, and before these on the way out, so that FSDP
     gathers a parameter before it is made local, and frees it after; also where it comes later.
+    Only hooks that compute a weight from parameters follow, as they need the local ones.
     """
     for hook in module._forward_pre_hooks.values():
         found = getattr(hook, "__self__", None)
         if isinstance(found, Around):
             return found
     made = Around()
-    journal.add_hook(module.register_forward_pre_hook, made.before, with_kwargs=True)
+    first = any(isinstance(hook, _COMPUTING) for hook in module._forward_pre_hooks.values())
+    journal.add_hook(module.register_forward_pre_hook, made.before, with_kwargs=True, prepend=first)
     journal.add_hook(
         module.register_forward_hook, made.after, with_kwargs=True, always_call=True, prepend=True
     )

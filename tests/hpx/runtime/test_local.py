@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 import torch
@@ -264,3 +265,22 @@ def test_a_run_without_localize_says_so_at_the_first_forward(meshes: Meshes) -> 
     apply(model, plan, "tp=2", "@default, !localize")
     with pytest.raises(NotRunnableError, match="localize is missing from the pipeline"):
         model(torch.zeros(1, 4, dtype=torch.long))
+
+
+@pytest.mark.parametrize("norm", [nn.utils.weight_norm, nn.utils.spectral_norm])
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_hook_that_computes_a_weight_sees_local_tensors(
+    fake_group: FakeGroup, norm: Callable[[nn.Module], nn.Module]
+) -> None:
+    fake_group(1, 2)
+    torch.manual_seed(0)
+    whole = nn.Sequential(norm(nn.Linear(4, 4)))
+    torch.manual_seed(0)  # such a layer cannot be copied
+    sharded = nn.Sequential(norm(nn.Linear(4, 4)))
+    x = torch.randn(2, 4)
+    whole(x).sum().backward()
+    apply(sharded, ShardingPlan({"**": "replicate"}), "tp=2")
+    sharded(x).sum().backward()
+    for expected, found in zip(whole.parameters(), sharded.parameters(), strict=True):
+        assert isinstance(found.grad, DTensor)
+        assert torch.equal(found.grad.to_local(), cast(Tensor, expected.grad))
