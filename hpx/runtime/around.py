@@ -11,14 +11,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, MutableMapping
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
-from torch.nn.utils.spectral_norm import SpectralNorm
-from torch.nn.utils.weight_norm import WeightNorm
 
 from hpx.errors import NotRunnableError
+from hpx.graph.traits import computed_names
 from hpx.runtime.journal import Journal
 
 if TYPE_CHECKING:
@@ -26,9 +25,6 @@ if TYPE_CHECKING:
     from hpx.runtime.watch import Watch
 
 __all__ = ["Around", "Boundary", "Call", "Swaps", "around", "calls_of", "fill", "settle"]
-
-_COMPUTING: Final = (WeightNorm, SpectralNorm)
-"""Pre-hooks of torch that set a weight from parameters of the module."""
 
 
 class Call:
@@ -149,7 +145,7 @@ def around(module: nn.Module, journal: Journal) -> Around:
         if isinstance(found, Around):
             return found
     made = Around()
-    first = any(isinstance(hook, _COMPUTING) for hook in module._forward_pre_hooks.values())
+    first = bool(computed_names(module))
     journal.add_hook(module.register_forward_pre_hook, made.before, with_kwargs=True, prepend=first)
     journal.add_hook(
         module.register_forward_hook, made.after, with_kwargs=True, always_call=True, prepend=True

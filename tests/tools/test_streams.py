@@ -34,7 +34,6 @@ def shell(command: list[str], redirection: str) -> subprocess.CompletedProcess[s
     return subprocess.run(line, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
 @pytest.mark.parametrize(
     ("name", "command"),
     [("hpx", program_of(PROGRAM, "passes")), ("hpx-viz", program_of(VIZ, LLAMA))],

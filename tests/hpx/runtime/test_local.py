@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.nn.utils import prune
 
 from hpx import bundled
 from hpx.errors import NotRunnableError
@@ -267,7 +268,11 @@ def test_a_run_without_localize_says_so_at_the_first_forward(meshes: Meshes) -> 
         model(torch.zeros(1, 4, dtype=torch.long))
 
 
-@pytest.mark.parametrize("norm", [nn.utils.weight_norm, nn.utils.spectral_norm])
+def pruned(module: nn.Module) -> nn.Module:
+    return prune.identity(module, "weight")  # type: ignore[no-any-return, no-untyped-call]
+
+
+@pytest.mark.parametrize("norm", [nn.utils.weight_norm, nn.utils.spectral_norm, pruned])
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_a_hook_that_computes_a_weight_sees_local_tensors(
     fake_group: FakeGroup, norm: Callable[[nn.Module], nn.Module]
