@@ -92,7 +92,7 @@ def _write(picture: PipelinePicture, output: str, chosen: str) -> None:
 
 
 def draw(run: str | None, pipeline: str | None, output: str) -> None:
-    """Draw a pipeline given as text, or that of a run.
+    """Draw a pipeline given as text, or that of a run; with neither, that of ``hpx run``.
 
     Args:
         run: A saved run, or what a failed one left.
@@ -100,20 +100,16 @@ def draw(run: str | None, pipeline: str | None, output: str) -> None:
         output: Where to; the suffix says the format.
 
     Raises:
-        UsageError: There is neither, or the place or its suffix is wrong.
+        UsageError: The place or its suffix is wrong.
         InputError: The file is not a run.
         RenderError: There is no Graphviz, or it failed.
         TooLargeError: It took too long; the DOT text is kept beside ``output``.
     """
     chosen = _picture_format(output, run)
-    if pipeline is not None:
-        picture = _picture_of_text(pipeline)
-    elif run is not None:
+    if run is not None and pipeline is None:
         picture = _picture_of_file(run)
     else:
-        raise UsageError(
-            "there is no pipeline to draw", fix="give -p '@default', or a run saved by hpx run -o"
-        )
+        picture = _picture_of_text("@default" if pipeline is None else pipeline)
     _write(picture, output, chosen)
 
 

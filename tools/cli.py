@@ -206,8 +206,8 @@ def passes_command(
 ) -> None:
     """List the passes; tell about one; or show the order that a pipeline gets, and why.
 
-    With -o it is drawn. A run that fails leaves RUN.failed.json beside where it was to be saved;
-    drawn, that shows the step that failed.
+    With -o it is drawn: @default, if neither a run nor a text is given. A run that fails leaves
+    RUN.failed.json beside where it was to be saved; drawn, that shows the step that failed.
     """
     from hpx.errors import UsageError
     from hpx.tools import _passes

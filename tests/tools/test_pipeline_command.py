@@ -35,6 +35,13 @@ def test_a_pipeline_is_drawn_as_svg(tmp_path: Path) -> None:
     assert "provides sharded" in texts
 
 
+def test_a_pipeline_that_is_not_named_is_the_one_of_hpx_run(tmp_path: Path) -> None:
+    named, unnamed = tmp_path / "named.svg", tmp_path / "unnamed.svg"
+    assert main(["passes", "-p", "@default", "-o", str(named)]) == 0
+    assert main(["passes", "-o", str(unnamed)]) == 0
+    assert unnamed.read_bytes() == named.read_bytes()
+
+
 @pytest.mark.parametrize(("suffix", "head"), [("png", b"\x89PNG"), ("pdf", b"%PDF")])
 def test_a_pipeline_is_drawn_as(tmp_path: Path, suffix: str, head: bytes) -> None:
     place = tmp_path / f"p.{suffix}"
@@ -65,7 +72,6 @@ def test_a_run_that_is_not_to_be_saved_leaves_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["-o", "{}/p.svg"], 2, "there is no pipeline to draw"),
         (["-p", "@default", "-o", "{}/p.gif"], 2, "end it in .svg, .png, .pdf, .dot"),
         (["-p", "@default", "-o", "{}/no/p.svg"], 2, "there is no folder"),
         (["{}/run.json", "-o", "{}/p.svg"], 2, "no such file"),
